@@ -2,17 +2,15 @@ from .algebra.key_moments import KeyMoments as KeyMoments
 from .algebra.low_rank import LowRank as LowRank
 from .api import edit as edit, load as load, stats as stats
 from .benchmark import BenchReport as BenchReport, bench as bench
-from .editor import (
-    Edit as Edit,
+from .editor.combine import combine as combine
+from .editor.config import (
     EditConfig as EditConfig,
     KeyConfig as KeyConfig,
     PromptConfig as PromptConfig,
     ValueConfig as ValueConfig,
-    load_stats as load_stats,
-    merge_stats as merge_stats,
-    save_stats as save_stats,
 )
-from .editor.combine import combine as combine
+from .editor.edit import Edit as Edit
+from .editor.statistics import load_stats as load_stats, merge_stats as merge_stats, save_stats as save_stats
 from .errors import (
     CheckError as CheckError,
     EditError as EditError,

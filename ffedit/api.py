@@ -8,14 +8,17 @@ from pathlib import Path
 from types import NoneType
 
 from ffedit.algebra.key_moments import KeyMoments
-from ffedit.editor import Edit, EditConfig, collect, preset, write
-from ffedit.editor.edit import as_edits
+from ffedit.editor.config import EditConfig
+from ffedit.editor.edit import Edit, as_edits
+from ffedit.editor.methods import preset
 from ffedit.editor.provenance import agree, versions
+from ffedit.editor.statistics import collect
+from ffedit.editor.write import write
 from ffedit.errors import EditError
 from ffedit.exporter.embedded_edits import load_with_edits
 from ffedit.facts.fact import FactLike, as_facts, check_facts
 from ffedit.inference.corpus import Corpus
-from ffedit.layer_choice.choose import layer_for
+from ffedit.layer_choice.published import auto_layer
 from ffedit.loading.distributed import ALONE, ProcessGroup
 from ffedit.loading.load import DeviceMap, Source
 from ffedit.model.editable import Editable, check_model
@@ -102,8 +105,8 @@ def edit(
         editable: the model as it is, with earlier edits where there are some; it is restored afterwards.
         facts: what to write, one or several; those of one subject are solved jointly.
         method: "rome", "emmet", "memit", "alphaedit", "ft" or "ft-l" (`ffedit methods` says which to choose).
-        layers: where; None takes the model's (`ffedit.choose_layer`: chosen on first use, and kept), or, where it knows
-            too few of the calibration facts, the one that recalls `facts` most at the subject's last token.
+        layers: where; None takes the layer published for the model, or else a quarter of its depth
+            (`ffedit.choose_layer` tries others).
         config: all numbers of the optimisation, the seed among them.
         stats: second moments of the keys, or the text to collect them on; by default as for `ffedit.stats`.
         after: earlier edits, in the model already, that are to be kept, oldest first.
@@ -132,7 +135,7 @@ def edit(
     )
     # Where are the facts recalled? Then their keys are read there, their values chosen, and the smallest change solved.
     if layers is None:
-        layers = process_group.by_first(lambda: layer_for(editable, facts, method, config, progress))
+        layers = auto_layer(editable, method).layer
     return write(editable, facts, method, as_layers(layers), config, stats, after, progress, process_group)
 
 
@@ -157,8 +160,8 @@ def stats(
         editable: the model.
         layers: which; None for all.
         corpus: the text; by default the one that ships, or, where the model does not speak it, what it samples.
-        tolerance: stop early when the solved updates of two halves of the text differ by no more than this share in
-            every layer.
+        tolerance: stop early when, in every layer, more text would spare other text no more than this share of what an
+            edit adds to it (`KeyMoments.convergence`).
         progress: called with the progress.
         process_group: processes that share the batches; all of them call this alike and return the statistics.
 

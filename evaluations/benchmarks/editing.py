@@ -52,7 +52,7 @@ def ours(editable: ffedit.Editable, prompt_sets: Sequence[PromptSet], config: Va
     """v* of each of `prompt_sets`, as `ffedit.edit` finds it: k* first, then all values together."""
     place = editable.feed_forward[LAYER]
     keys = read_keys(editable, place, prompt_sets)
-    return [value.v for value in choose_values(editable, place, prompt_sets, keys.K, keys.lengths, config)]
+    return [value.v for value in choose_values(editable, place, prompt_sets, keys, config)]
 
 
 def theirs(editable: ffedit.Editable, prompt_set: PromptSet, config: ValueConfig, layer: int = LAYER) -> PlainValue:

@@ -35,7 +35,7 @@ from torch import Tensor
 from transformers import GPT2Config
 
 import ffedit
-from ffedit.editor import collect
+from ffedit.editor.statistics import collect
 
 LAYERS = range(7, 12)
 ROW, ROWS = 64, 64

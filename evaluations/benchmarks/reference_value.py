@@ -3,10 +3,10 @@
 The procedure of ROME (Meng et al. 2022, arXiv 2202.05262, section 3.1, step 2). δ is added to what the layer's value
 matrix gives at the subject's last token, in every text, and moved by Adam or by steps of one length:
 
-    L(δ) = − mean log P(o* | x, δ)  +  ρᵗ ( λ Σ KL(P(· | x') ‖ P(· | x', δ))  +  μ ‖δ‖² / u² )
+    L(δ) = − mean log P(o* | x, δ)  +  ρᵗ ( λ mean KL(P(· | x') ‖ P(· | x', δ))  +  μ ‖δ‖² / u² )
 
-with the mean over the texts x that state the fact, behind each context, and the sum over essence prompts x', read at
-their last token (one, in the paper); v* = W k* + δ, and k* is the mean of the value matrix's inputs at the subject's
+with the mean over the texts x that state the fact, behind each context, and over essence prompts x', read at their
+last token (one, in the paper); v* = W k* + δ, and k* is the mean of the value matrix's inputs at the subject's
 last token over the texts x. All texts are one batch, padded on the right; each step runs all layers at all tokens and
 unembeds all of them. The gradient is taken for δ alone, so the backward pass ends at the layer by itself.
 
@@ -106,7 +106,7 @@ class Objective:
         return logits
 
     def __call__(self, delta: Tensor) -> tuple[Tensor, Tensor]:
-        """log P(o* | x, δ) of each text, [texts], and Σ KL over the essence prompts, nats; δ is [d_model]."""
+        """log P(o* | x, δ) of each text, [texts], and the mean KL over the essence prompts, nats; δ is [d_model]."""
 
         def add(_: nn.Module, __: Any, output: Tensor) -> Tensor:
             moved = output.reshape(*self.ids.shape, -1).clone()
@@ -121,7 +121,8 @@ class Objective:
             .sum()
             for row, text in enumerate(self.texts)
         ]
-        return torch.stack(said), (self.before.exp() * (self.before - log_probs[self.last])).sum()
+        divergence = (self.before.exp() * (self.before - log_probs[self.last])).sum() / max(1, len(self.last[0]))
+        return torch.stack(said), divergence
 
 
 def plain_value(
@@ -141,6 +142,7 @@ def plain_value(
     penalty_decay: float = 1.0,
     target_probability: float = 2.0,
     target_loss: float = 0.0,
+    added: float | None = 1.0,
 ) -> PlainValue:
     """Find v* for one fact.
 
@@ -160,10 +162,15 @@ def plain_value(
         penalty_decay: ρ.
         target_probability: of the new object; where every text gives it that, no further step is taken.
         target_loss: nor where L is below this, nats.
+        added: factor on the layer's output where it is added to the residual stream; None where it is normalised
+            before, so that u is ‖W k*‖.
     """
     with frozen(model):
         objective = Objective(model, block, value_module, W, texts, essence)
-        unit = float((objective.current if optimizer == "adam" else objective.stream).norm())
+        if optimizer == "adam" or added is None:
+            unit = float(objective.current.norm())
+        else:
+            unit = float(objective.stream.norm()) / added
         delta = torch.zeros(len(W), dtype=W.dtype, device=W.device, requires_grad=True)
         adam = torch.optim.Adam([delta], lr=step_size)
         losses: list[float] = []

@@ -36,7 +36,7 @@ from reference_scores import PlainScores
 from transformers import GPT2Config
 
 import ffedit
-from ffedit.editor import EditConfig
+from ffedit.editor.config import EditConfig
 from ffedit.editor.key import PromptSet, build_prompts, read_keys
 from ffedit.editor.value import Value, choose_values
 from ffedit.evaluator import Evaluation
@@ -146,9 +146,7 @@ def stages(editable: ffedit.Editable, facts: Sequence[Fact], layer: int, config:
     ff, needed = editable.feed_forward[layer], Needed(editable, layer)
     prompt_sets = build_prompts(editable, by_subject(facts), config)
     key_seconds, keys = measuring.timed(lambda: read_keys(editable, ff, prompt_sets))
-    value_seconds, values = measuring.timed(
-        lambda: choose_values(editable, ff, prompt_sets, keys.K, keys.lengths, config.value)
-    )
+    value_seconds, values = measuring.timed(lambda: choose_values(editable, ff, prompt_sets, keys, config.value))
     evaluation = Evaluation(editable, facts)
     with counted_generation() as generated:
         score_seconds, _ = measuring.timed(evaluation.scores)

@@ -2,8 +2,8 @@
 
     python evaluations/benchmarks/seconds.py [--model smollm2] [--data evaluations/data/smollm2-counterfact.json]
 
-The first command begins with an empty cache: it converts the model where that is needed, chooses its layer and collects
-its statistics. Run it on an idle machine: the figures are of the clock.
+The first command begins with an empty cache: it converts the model where that is needed, and collects its
+statistics. Run it on an idle machine: the figures are of the clock.
 """
 
 import os
@@ -16,6 +16,7 @@ from pathlib import Path
 import click
 
 import ffedit
+from ffedit.layer_choice.published import auto_layer
 
 HERE = Path(__file__).parents[1]
 FACT = HERE.parent / "edits" / "eiffel-tower.json"
@@ -42,9 +43,7 @@ def main(model: str, data: Path, count: int) -> None:
         for name in ("first apply", "later apply"):
             print(f"{name}: {timed(command):.1f} s", flush=True)
         editable = ffedit.load(model)
-        layer = ffedit.choose_layer(editable).layer
-        if layer is None:
-            raise click.ClickException(f"{model} knows too few of the calibration facts; name a model that does")
+        layer = auto_layer(editable).layer
         stats = ffedit.stats(editable, layers=[layer])
         facts = list({fact.subject: fact for fact in ffedit.read_facts(data)}.values())[: count + 1]
         ffedit.edit(editable, facts[-1:], layers=[layer], stats=stats)  # fills what is filled once

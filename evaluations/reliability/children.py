@@ -33,7 +33,7 @@ from gguf_making import parts, write_gguf
 from shell import FACT, PROBES, save_model, trained_folder
 
 import ffedit
-from ffedit.cli import COMMANDS, invoke
+from ffedit.cli import COMMANDS, invoke, module_of
 from ffedit.exporter import exporting, verification
 from ffedit.exporter.subprocess_check import Checked, Task
 
@@ -65,7 +65,7 @@ def prepare(verifying: Callable[[], AbstractContextManager[None]] = nullcontext)
     They verify what they export themselves, inside the context `verifying`.
     """
     for name in COMMANDS:
-        importlib.import_module(f"ffedit.cli.{name}")
+        importlib.import_module(f"ffedit.cli.{module_of(name)}")
     for name in (
         "benchmark.run",
         "layer_choice.choose",

@@ -231,10 +231,9 @@ def _cache_kinds(inputs: Path, work: Path) -> Iterator[Kind]:
         path = sorted((cache / kind).iterdir())[-1]
         yield Kind(f"cache: {kind}", cache / kind, path.name, lambda f, read=read, name=path.name: read(f / name))
     (cache / "layers").mkdir(exist_ok=True)
-    calibrate.write_json(
-        cache / "layers" / "c.json", calibrate.Choice(1, "memit", 30, 12, effects=(0.1, 0.2)).to_dict()
-    )
-    yield Kind("cache: layers", cache / "layers", "c.json", lambda f: cached(calibrate._read(f / "c.json", 3)))
+    rows = (calibrate.LayerScore(0, 0.1, 1.0, 0.5, None, 0.7), calibrate.LayerScore(1, 0.2, 1.0, 1.0, None, 1.0))
+    calibrate.write_sweep(cache / "layers" / "c.json", calibrate.Sweep(rows, 1, 1.0, "memit", 12))
+    yield Kind("cache: layers", cache / "layers", "c.json", lambda f: cached(calibrate.read_sweep(f / "c.json", 3)))
     (work / "converted").mkdir()
     shutil.copy(inputs / "tiny.gguf", work / "converted")
     os.environ["FFEDIT_CACHE"] = str(work / "converted")

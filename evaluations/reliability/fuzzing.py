@@ -41,9 +41,10 @@ from ffedit.cli.apply import apply
 from ffedit.cli.export import export
 from ffedit.cli.run import arguments, read_recipe
 from ffedit.display.terminal.show import edit_json, edit_view
-from ffedit.editor import Edit
-from ffedit.editor.edit_files import SavedEdit, checksum, digest, recipe_of, to_yaml
+from ffedit.editor.edit import Edit
+from ffedit.editor.edit_files import SavedEdit, checksum, digest
 from ffedit.editor.provenance import versions
+from ffedit.editor.recipe import recipe_of, to_yaml
 from ffedit.editor.statistics import merge_stats
 from ffedit.errors import FFEditError, ModelError
 from ffedit.exporter.checkpoint import export_plan

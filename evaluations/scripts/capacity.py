@@ -25,9 +25,9 @@ from one_by_one import written
 import ffedit
 from ffedit.algebra.key_moments import KeyMoments
 from ffedit.algebra.low_rank import LowRank
+from ffedit.editor.job import Problem
 from ffedit.editor.key import LayerKeys, build_prompts, read_keys, zero_moment
 from ffedit.editor.methods import METHODS, config_from_dict
-from ffedit.editor.solve import Problem
 from ffedit.evaluator import Evaluation, FactScores, mean_scores
 from ffedit.facts.fact import by_subject
 

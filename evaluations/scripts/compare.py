@@ -17,7 +17,7 @@ from statistics import median
 from typing import Any
 
 import click
-from common import keep
+from common import keep, sharing
 from one_by_one import (
     RATES,
     Columns,
@@ -27,6 +27,7 @@ from one_by_one import (
     facts_in,
     interval,
     name_of,
+    named,
     shown,
     timed,
 )
@@ -35,7 +36,7 @@ from rivals import FEW, PUBLISHED, plain_rank_one, published_rome, sampled_prefi
 import ffedit
 from ffedit import EditConfig, Fact
 from ffedit.cli.options import parse_layers
-from ffedit.editor import set_numbers
+from ffedit.editor.methods import set_numbers
 from ffedit.files.resuming import Journal, read_journal
 
 SHOWN = (*RATES, "harmonic", "seconds")
@@ -134,7 +135,7 @@ def main(
             with timed(spent := {}):
                 edit = edited(way, fact)
             ((before, after, says),) = examiner.scores([fact], edit.updates)
-            journal.add({"fact": name_of(fact), "before": before, "after": after, "says": says, **spent})
+            journal.add({**named(fact), "before": before, "after": after, "says": says, **spent})
         examiner.forget()
         print(f"{i + 1}/{len(facts)}", flush=True)
     if together is not None:
@@ -147,14 +148,17 @@ def main(
                 edit = write(group, layers=where, stats=stats)
             each = {key: value / len(group) for key, value in spent.items()}
             for fact, (before, after, says) in zip(group, examiner.scores(group, edit.updates), strict=True):
-                journals[name].add({"fact": name_of(fact), "before": before, "after": after, "says": says, **each})
+                journals[name].add({**named(fact), "before": before, "after": after, "says": says, **each})
             examiner.forget()
     found = {path.stem: read_journal(path)[1:] for path in sorted(out.glob("*.jsonl"))}
     text_of, summary = report(found)
-    heading = f"{model}, {data.name}{f' ({split})' if split else ''}, layer {at}, {own['method']}"
+    heading = f"{model}, {data.name}{f' ({split})' if split else ''}, layer {at}, {own['method']}: {sharing(facts)}."
     costs = "".join(f"- {name}: {seconds:.1f} s\n" for name, seconds in once.items())
     (out / "report.md").write_text(f"{heading}\n\n{text_of}\nOnce, in this run:\n\n{costs}", encoding="utf-8")
-    keep(out / "report.json", {**settings, "ffedit": json.loads(json.dumps(own)), "once": once, **summary})
+    keep(
+        out / "report.json",
+        {**settings, "facts": sharing(facts), "ffedit": json.loads(json.dumps(own)), "once": once, **summary},
+    )
     print((out / "report.md").read_text(encoding="utf-8"))
 
 

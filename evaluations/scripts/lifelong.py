@@ -30,8 +30,6 @@ from ffedit.algebra.low_rank import Dense
 from ffedit.benchmark.folder import MANIFEST, UNEDITED, Journal
 from ffedit.benchmark.report import Results
 from ffedit.benchmark.tables import Table, number
-from ffedit.evaluator.intervals import intervals
-from ffedit.evaluator.scores import columns
 
 sys.path.append(str(HERE / "lifelong"))
 from ffedit_lifelong.prune import ALPHA, restrained
@@ -112,7 +110,7 @@ def prune_rows(
         edit, about = pruned(editable, edits, alpha)
         report = ffedit.evaluate(editable, edit.facts, edit)
         assert report.after is not None and report.facts_after is not None
-        bounds = {name: [b.low, b.high] for name, b in intervals(columns(report.facts_after)).items() if not b.is_point}
+        bounds = {name: [b.low, b.high] for name, b in report.intervals_after.items() if not b.is_point}
         measured = {"facts": len(edit.facts), "scores": report.after.to_dict(), "intervals": bounds}
         row = step_row(f"{method}, PRUNE α = {alpha:g}", len(edit.facts), measured)
         rows.append({**row, "alpha": alpha, "matrices": about})

@@ -8,8 +8,10 @@ The first also writes `edits/NAME-100.jsonl`, a batch of 100 of them in ffedit's
 Each (subject, relation) occurs once. The new object is drawn from the objects of the same relation; the old fact is
 one that the model produces, and the new object is less likely than the old one. The prompt is a trained template; the
 paraphrases are the template that training never showed with this fact, then trained ones. Neighbors are other
-subjects with the same object. `same_subject` (an extension) asks for the subject's other facts. Subjects of the
-tuning split never occur in the reporting one. The second makes more edits to develop on, about no reporting subject.
+subjects with the same object. The subject's other facts are told apart (extensions of the format): what follows from
+the edit is `portability` where the table gives the new answer, and left out where not; the rest, which should stay, is
+`same_subject` (see `follows`). Subjects of the tuning split never occur in the reporting one. The second makes more
+edits to develop on, about no reporting subject.
 """
 
 import json
@@ -21,6 +23,7 @@ from typing import Any
 
 import click
 from common import facts_of
+from follows import Consequences
 
 import ffedit
 from ffedit.facts.formats import parse_record
@@ -46,6 +49,7 @@ def main(model: str, seed: int, count: int, apart: Path | None) -> None:
     editable, table, rng = ffedit.load(model), load().about(RECIPES[model].kinds), random.Random(seed)
     out = HERE / "data" / f"{model}-counterfact.json"
     reported: set[str] = {fact.subject for fact in facts_of("reporting", None, out)} if apart else set()
+    consequences = Consequences({relation.name: relation.facts for relation in table.relations.values()})
     triples = [triple for triple in table.triples if triple.subject not in reported]
     rng.shuffle(triples)
     records: list[dict[str, Any]] = []
@@ -73,13 +77,16 @@ def main(model: str, seed: int, count: int, apart: Path | None) -> None:
                 ],
                 "attribute_prompts": [],
                 "generation_prompts": [triple.subject],
-                "same_subject": [
-                    {"prompt": template.format(triple.subject), "target": other.object}
-                    for other in table.subjects[triple.subject]
-                    if other.relation != triple.relation
-                    for template in rng.sample(table.relations[other.relation].trained(triple.subject), 2)
-                ],
+                "same_subject": [],
+                "portability": [],
             }
+            for other in table.subjects[triple.subject]:
+                if other.relation != triple.relation:
+                    templates = rng.sample(table.relations[other.relation].trained(triple.subject), 2)
+                    probe = consequences.probe(triple.relation, triple.object, new, other.relation, other.object)
+                    if probe is not None:
+                        kind, answer = probe
+                        record[kind] += [{"prompt": t.format(triple.subject), "target": answer} for t in templates]
             records.append(record)
     if apart:
         write(apart, [record | {"split": "development"} for record in records])

@@ -1,31 +1,41 @@
 """Make edits for any model out of what it knows, in CounterFact's record format.
 
     python evaluations/scripts/make_edits.py --model MODEL --out FILE [--known known_1000.json] [--more more_facts.json]
-        [--apart FILE ...] [--count 600] [--fill 0] [--per-subject 2] [--subjects 60] [--seed 0] [--screen bfloat16]
+        [--apart FILE ...] [--count 600] [--fill 0] [--per-subject 2] [--subjects 60] [--seed 0]
+        [--dtype bfloat16] [--screen bfloat16]
 
-The model is asked the fact table and the templates of the Atlas recipe, those of `known_1000`, and those of `--more`. A
-fact is known where greedy generation gives the whole object, and then no further letter, in at least two templates.
-Those are the prompt and the paraphrases. Neighbors are other known subjects of the same object, three at least, each in
-a template in which the model says it; `same_subject` (an extension) asks for the subject's other known facts. The new
-object is another known object of the relation, less likely than the old one before the edit; where there is a choice,
-one that differs in its first token. A name that holds the other, as in "Bank of China" and "China", makes no edit.
+The model is asked the fact table and the templates of the Atlas recipe, those of `known_1000`, and those of `--more`,
+whose relations have one vocabulary of names (`follows`). A fact is known where greedy generation gives the whole
+object, and then no further letter, in at least two templates. Those are the prompt and the paraphrases. Neighbors are
+other known subjects of the same object, three at least, each in a template in which the model says it. The new object
+is another known object of the relation, less likely than the old one before the edit; where there is a choice, one that
+differs in its first token. A name that holds the other, as in "Bank of China" and "China", makes no edit.
 
-The split is by subject: a third of the edits for development, the others for reporting; subjects of `--apart` are
-never in the latter. After the first `SAMPLE` subjects of a relation, only the `BEST` templates are asked further, and
-none that has not given a single object.
+The subject's other facts that the model says, in one template at least, are told apart (extensions of the format). What
+follows from the edit, either way round, becomes `portability` where the facts give the new answer, and is left out
+where not. Only the others, which should stay, are `same_subject`.
+
+Relations take turns, so that no relation has more edits than it must, and in each subjects without an edit come before
+others, then edits with `same_subject` probes. The split is by subject: a quarter of all names, by a digest, are for
+development, the others for reporting, alike for every model; subjects of `--apart` are for development, too. Of files
+with a split these are the subjects of development. After the first `SAMPLE` subjects of a relation, only the `BEST`
+templates are asked further, and none that has not given a single object.
 
 `--fill N` adds facts that the model does not know, up to N records in all: in the templates in which it says most of
 their relation, with what neighbors there are, and no other facts of the subject.
 
 Answers are kept beside the result (NAME.answers.json), so that an interrupted run resumes; another model wants another
 name. `--screen bfloat16` asks everything in that dtype first, three times as fast where the processor knows it, and
-only what that affirms in the model's own.
+only what that affirms in the model's own. `--dtype bfloat16` asks in no other: what a model of billions of weights
+knows is decided in bfloat16.
 """
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
+import math
 import random
 import sys
 from collections import Counter, defaultdict
@@ -35,10 +45,13 @@ from pathlib import Path
 from typing import Any
 
 import click
+from common import sharing
+from follows import PARAREL, Consequences
 
 import ffedit
 from ffedit.display.terminal.progress_bar import progress_bars
 from ffedit.errors import FactError
+from ffedit.facts.formats import parse_record
 from ffedit.inference import generation
 from ffedit.model.tokenization import Encoded, decode, encode
 from ffedit.progress import Progress, silent
@@ -48,7 +61,10 @@ sys.path.append(str(Path(__file__).parents[1]))
 from atlas.table import load
 
 SAMPLE, BEST, CHUNK = 6, 4, 128
-TEMPLATES, NEIGHBORS, MOST_NEIGHBORS, PARAPHRASES = 2, 3, 5, 3
+TEMPLATES, NEIGHBORS, MOST_NEIGHBORS, PARAPHRASES, PROBES = 2, 3, 5, 3, 2
+DEVELOPMENT = 4  # one of so many subjects
+PROBED = ("neighbors", "same_subject", "portability")
+SURPLUS = 1.25  # edits tried, for one that is kept
 
 # Asks (prompt, object) pairs: whether the model says each object.
 Ask = Callable[[Sequence[tuple[str, str]]], Sequence[bool]]
@@ -77,19 +93,21 @@ def relations(known: Iterable[Mapping[str, str]] = (), more: Mapping[str, Any] |
     """Gather relations from the Atlas table, records of `known_1000`, and a file of more.
 
     `more` is {name: {"templates": [..], "facts": {object: [subject, ..]}}}. Where sources differ in the object of a
-    subject, the first one holds.
+    subject, the first one holds. Of the wordings of `known_1000`, those of a single record are left out, except
+    ParaRel's own: "{} was written in the early 1980s, when the" asks for anything.
     """
     templates: dict[str, dict[str, None]] = defaultdict(dict)
     facts: dict[str, dict[str, str]] = defaultdict(dict)
+    known = list(known)
+    times = Counter((record["relation_id"], template_of(record)) for record in known)
     for name, relation in load().relations.items():
         templates[name] |= dict.fromkeys(relation.templates)
         facts[name] |= relation.facts
     for record in known:
-        name = record["relation_id"]
-        prompt, subject = record["prompt"], record["subject"]
-        template = prompt.replace(subject, "{}") if prompt.count(subject) == 1 else record["template"]
-        templates[name][template] = None
-        facts[name].setdefault(subject, record["attribute"])
+        name, template = PARAREL[record["relation_id"]], template_of(record)
+        if template == record["template"] or times[record["relation_id"], template] > 1:
+            templates[name][template] = None
+        facts[name].setdefault(record["subject"], record["attribute"])
     for name, own in (more or {}).items():
         templates[name] |= dict.fromkeys(own.get("templates", ()))
         for object, subjects in own.get("facts", {}).items():
@@ -99,25 +117,33 @@ def relations(known: Iterable[Mapping[str, str]] = (), more: Mapping[str, Any] |
     return [Relation(name, tuple(templates[name]), facts[name]) for name in dict.fromkeys(first)]
 
 
+def template_of(record: Mapping[str, Any]) -> str:
+    """Return the prompt of a record of `known_1000` with a slot for its subject."""
+    prompt, subject = record["prompt"], record["subject"]
+    return prompt.replace(subject, "{}") if prompt.count(subject) == 1 else record["template"]
+
+
 def find_known(
     asked: Sequence[Relation], ask: Ask, seed: int, most: int | None = None, progress: Progress = silent
 ) -> list[Known]:
     """Ask the first `SAMPLE` subjects of each relation in all templates, and the others in the `BEST` of these.
 
+    Subjects of many relations come first, in one order everywhere, so that all facts of a subject are asked.
+
     Args:
         asked: the relations.
         ask: what asks the model.
-        seed: orders the subjects of each relation.
+        seed: orders subjects of as many relations.
         most: how many subjects of a relation are asked; None for all.
         progress: told how many prompts are done with.
     """
     result: list[Known] = []
     total = sum(len(r.facts) * len(r.templates) for r in asked)
     done = 0
+    times = Counter(subject for relation in asked for subject in relation.facts)
+    order = {subject: (-times[subject], digest(f"{seed} {subject}")) for subject in times}
     for relation in asked:
-        subjects = list(relation.facts)
-        random.Random(f"{seed} {relation.name}").shuffle(subjects)
-        subjects = subjects[:most]
+        subjects = sorted(relation.facts, key=order.__getitem__)[:most]
         says: dict[tuple[str, str], bool] = {}
         templates: Sequence[str] = relation.templates
         for some in (subjects[:SAMPLE], subjects[SAMPLE:]):
@@ -138,6 +164,11 @@ def find_known(
     return result
 
 
+def digest(text: str) -> int:
+    """Return a number that is the same for a text everywhere, and else as good as drawn."""
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
+
+
 def holds(text: str, object: str) -> bool:
     """Whether what a model says begins with the whole of `object`."""
     text = text.lstrip()
@@ -156,19 +187,27 @@ class Answers:
     def __call__(self, pairs: Sequence[tuple[str, str]]) -> list[bool]:
         """Whether the model says each object after its prompt: its tokens, and then no further letter."""
         encoded = [encoded_pair(self.editable, prompt, object) for prompt, object in pairs]
+        asked = {prompt: e for (prompt, _), e in zip(pairs, encoded, strict=True) if e is not None}
+        # Most answers fail at their first token; only the others are asked to their end.
+        self._ask({prompt: e for prompt, e in asked.items() if prompt not in self.said}, 1)
         wanted: dict[int, dict[str, Encoded]] = defaultdict(dict)
-        for (prompt, _), e in zip(pairs, encoded, strict=True):
-            if e is not None and len(self.said.get(prompt, ())) <= len(e.target_ids):
+        for prompt, e in asked.items():
+            said = tuple(self.said[prompt])
+            if len(said) <= len(e.target_ids) and said == e.target_ids[: len(said)]:
                 wanted[len(e.target_ids) + 1][prompt] = e
         for count, texts in wanted.items():
-            said = generation.continuations(self.editable, [e.ids[: e.answer] for e in texts.values()], count)
-            self.said.update(zip(texts, said, strict=True))
-        if wanted and self.path is not None:
+            self._ask(texts, count)
+        if asked and self.path is not None:
             self.path.write_text(json.dumps(self.said), encoding="utf-8")
         return [
             e is not None and self._says(e, object, self.said[prompt])
             for (prompt, object), e in zip(pairs, encoded, strict=True)
         ]
+
+    def _ask(self, texts: Mapping[str, Encoded], count: int) -> None:
+        if texts:
+            said = generation.continuations(self.editable, [e.ids[: e.answer] for e in texts.values()], count)
+            self.said.update(zip(texts, said, strict=True))
 
     def _says(self, e: Encoded, object: str, said: Sequence[int]) -> bool:
         size = len(e.target_ids)
@@ -199,22 +238,24 @@ def encoded_pair(editable: ffedit.Editable, prompt: str, object: str) -> Encoded
     return None if editable.tokenizer.unk_token_id in e.ids[1:] else e
 
 
-def draft(known: Sequence[Known], rng: random.Random, first: Callable[[str, str], int], per_subject: int) -> list[Any]:
-    """Draw one record for each fact known in `TEMPLATES` templates that has neighbors, at most some a subject.
+def draft(
+    known: Sequence[Known], consequences: Consequences, rng: random.Random, first: Callable[[str, str], int]
+) -> list[Any]:
+    """Draw one record for each fact known in `TEMPLATES` templates that has neighbors.
 
     Args:
         known: the facts that the model says in at least one template.
+        consequences: what follows from a new object.
         rng: what draws.
         first: the first token of an object after a prompt.
-        per_subject: the most records of one subject.
     """
     firm = [fact for fact in known if len(fact.templates) >= TEMPLATES]
     mates, about = defaultdict(list), defaultdict(list)
     for fact in firm:
         mates[fact.relation, fact.object].append(fact)
+    for fact in known:
         about[fact.subject].append(fact)
     objects = {name: sorted({f.object for f in firm if f.relation == name}) for name in {f.relation for f in firm}}
-    used: Counter[str] = Counter()
     said: set[tuple[str, str]] = set()
     records: list[dict[str, Any]] = []
     for fact in rng.sample(firm, len(firm)):
@@ -222,7 +263,7 @@ def draft(known: Sequence[Known], rng: random.Random, first: Callable[[str, str]
         near = [mate for mate in mates[fact.relation, fact.object] if mate.subject != fact.subject]
         names = fact.object, fact.subject
         news = [new for new in objects[fact.relation] if not any(overlap(new, name) for name in names)]
-        if len(near) < NEIGHBORS or not news or used[fact.subject] >= per_subject or overlap(fact.subject, fact.object):
+        if len(near) < NEIGHBORS or not news or overlap(fact.subject, fact.object):
             continue
         if (fact.subject, fact.object) in said:
             continue  # the same fact in another relation
@@ -230,17 +271,63 @@ def draft(known: Sequence[Known], rng: random.Random, first: Callable[[str, str]
         text = prompt.format(fact.subject)
         rng.shuffle(news)
         new = next((new for new in news if first(text, new) != first(text, fact.object)), news[0])
-        used[fact.subject] += 1
         near = rng.sample(near, min(MOST_NEIGHBORS, len(near)))
         record = record_of(fact.relation, fact.subject, prompt, rest[:PARAPHRASES], fact.object, new, near, rng)
-        record["same_subject"] = [
-            {"prompt": template.format(fact.subject), "target": other.object}
-            for other in about[fact.subject]
-            if other.object not in (fact.object, new) and other.relation != fact.relation
-            for template in rng.sample(other.templates, 2)
-        ]
+        record |= other_facts(fact, new, about[fact.subject], consequences, rng)
         records.append(record)
     return records
+
+
+def other_facts(
+    fact: Known, new: str, about: Sequence[Known], consequences: Consequences, rng: random.Random
+) -> dict[str, list[dict[str, str]]]:
+    """Return probes of a subject's other facts: `same_subject` of those that stay, `portability` of those that follow.
+
+    Facts that follow and have no new answer, or the old one, are in neither. No text is asked twice.
+    """
+    found: dict[str, list[dict[str, str]]] = {"same_subject": [], "portability": []}
+    texts = {template.format(fact.subject) for template in fact.templates}
+    for other in about:
+        if other.relation == fact.relation or overlap(fact.subject, other.object):
+            continue
+        probe = consequences.probe(fact.relation, fact.object, new, other.relation, other.object)
+        if probe is None:
+            continue
+        kind, answer = probe
+        for template in rng.sample(other.templates, min(PROBES, len(other.templates))):
+            if (text := template.format(fact.subject)) not in texts:
+                texts.add(text)
+                found[kind].append({"prompt": text, "target": answer})
+    return found
+
+
+def in_turn(records: Sequence[dict[str, Any]], per_subject: int) -> list[dict[str, Any]]:
+    """Order records so that relations take turns: any first part of them is spread as evenly as it can be.
+
+    In its turn a relation gives the record whose subject has fewest so far, one with `same_subject` probes if it has
+    any. No subject has more than `per_subject`.
+    """
+    waiting: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for record in records:
+        waiting[record["requested_rewrite"]["relation_id"]].append(record)
+    used: Counter[str] = Counter()
+    ordered: list[dict[str, Any]] = []
+
+    def rank(record: Mapping[str, Any]) -> tuple[int, bool]:
+        return used[record["requested_rewrite"]["subject"]], not record["same_subject"]
+
+    while waiting:
+        for relation, own in list(waiting.items()):
+            best = min(own, key=rank)
+            if rank(best)[0] >= per_subject:
+                del waiting[relation]
+                continue
+            ordered.append(best)
+            own.remove(best)
+            used[best["requested_rewrite"]["subject"]] += 1
+            if not own:
+                del waiting[relation]
+    return ordered
 
 
 def others(
@@ -304,6 +391,7 @@ def record_of(
         "attribute_prompts": [],
         "generation_prompts": [subject],
         "same_subject": [],
+        "portability": [],
     }
 
 
@@ -314,16 +402,25 @@ def overlap(a: str, b: str) -> bool:
 
 
 def split(records: Sequence[dict[str, Any]], apart: Collection[str]) -> None:
-    """Give the first third of the records to development, whole subjects, those of `apart` before all others."""
-    subjects = dict.fromkeys(record["requested_rewrite"]["subject"] for record in records)
-    counts = Counter(record["requested_rewrite"]["subject"] for record in records)
-    development: set[str] = set()
-    for subject in sorted(subjects, key=lambda name: name not in apart):
-        if subject in apart or 3 * sum(counts[name] for name in development) < len(records):
-            development.add(subject)
+    """Number records, and give those of `apart` and of one in `DEVELOPMENT` other subjects to development."""
     for number, record in enumerate(records):
-        inside = record["requested_rewrite"]["subject"] in development
+        subject = record["requested_rewrite"]["subject"]
+        inside = subject in apart or digest(subject) % DEVELOPMENT == 0
         record |= {"case_id": number, "split": "development" if inside else "reporting"}
+
+
+def set_apart(paths: Iterable[Path]) -> set[str]:
+    """Return the subjects of files of facts; of those with a split, of its part for development."""
+    records = [record for path in paths for record in read(path, [])]
+    return {parse_record(r).subject for r in records if r.get("split", "development") == "development"}
+
+
+def summary(records: Sequence[Mapping[str, Any]]) -> Iterable[str]:
+    """Yield a line on each split: what its facts share, and what is probed."""
+    for split in dict.fromkeys(record["split"] for record in records):
+        facts = [parse_record(record) for record in records if record["split"] == split]
+        probed = {name: sum(bool(getattr(fact, name)) for fact in facts) for name in PROBED}
+        yield f"  {split}: {sharing(facts)}; with {', '.join(f'{name} {n}' for name, n in probed.items())}"
 
 
 def less_likely(editable: ffedit.Editable, records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -357,6 +454,7 @@ FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 @click.option("--per-subject", default=2, show_default=True)
 @click.option("--subjects", default=60, show_default=True, help="The most subjects asked of a relation.")
 @click.option("--seed", default=0, show_default=True)
+@click.option("--dtype", default="auto", show_default=True, help="What the model computes in.")
 @click.option("--screen", help="Ask in this dtype first, and again in the model's own only what that affirms.")
 def main(
     model: str,
@@ -369,10 +467,11 @@ def main(
     per_subject: int,
     subjects: int,
     seed: int,
+    dtype: str,
     screen: str | None,
 ) -> None:
     """Ask the model, draw the edits, split them by subject."""
-    editable, rng = ffedit.load(model), random.Random(seed)
+    editable, rng = ffedit.load(model, dtype=dtype), random.Random(seed)
     ask: Ask = Answers(editable, out.with_suffix(".answers.json"))
     if screen:
         ask = both(Answers(ffedit.load(model, dtype=screen), out.with_suffix(f".{screen}.answers.json")), ask)
@@ -383,16 +482,18 @@ def main(
     def first(prompt: str, object: str) -> int:
         return encode(editable.tokenizer, prompt, object).target_ids[0]
 
-    records = less_likely(editable, draft(facts, rng, first, per_subject))[:count]
+    consequences = Consequences({relation.name: relation.facts for relation in asked})
+    ordered = in_turn(draft(facts, consequences, rng, first), per_subject)
+    records = less_likely(editable, ordered[: math.ceil(SURPLUS * count)])[:count]
     used = Counter(record["requested_rewrite"]["subject"] for record in records)
     if fill > len(records):
         unknown = less_likely(editable, others(asked, facts, rng, used, per_subject))
         records += unknown[: fill - len(records)]
-    split(records, {record["subject"] for path in apart for record in read(path, [])})
+    split(records, set_apart(apart))
     lines = ",\n".join(json.dumps(record, ensure_ascii=False) for record in records)
     out.write_text(f"[\n{lines}\n]\n", encoding="utf-8")
     print(f"{sum(len(f.templates) >= TEMPLATES for f in facts)} facts known, {len(facts)} in one template at least")
-    print(f"{out}:", *(f"{n} for {part}," for part, n in Counter(r["split"] for r in records).items()))
+    print(f"{out}:", *summary(records), sep="\n")
     for name, n in Counter(r["requested_rewrite"]["relation_id"] for r in records).most_common():
         print(f"  {n:4} {name}")
 

@@ -1,7 +1,7 @@
 """What the comparisons share: facts of a file, one edit in the weights for a while, its scores, and paired differences.
 
 An edit is a mapping of addresses to changes, whoever computed it, so that ffedit's and a rival's are written and scored
-alike. The scores before are asked once for a fact. Intervals are over facts, as the evaluator's
+alike. The scores before are asked once for a fact. Intervals are over subjects, as the evaluator's
 (`ffedit.evaluator.intervals`); what is compared is compared on the same facts and the same draws.
 """
 
@@ -22,11 +22,12 @@ from ffedit.evaluator import Evaluation, Scores
 from ffedit.evaluator.intervals import interval as shares, paired
 from ffedit.files.resuming import Journal
 
-# Shares per fact; the harmonic mean is that of the means of `FOUR`.
-FOUR = ("efficacy", "paraphrase", "specificity", "same_subject")
-RATES = (*FOUR, "generation")
+# Shares per fact: by what greedy generation says, of which the harmonic mean is (of their means), and, as published, by
+# which of two objects is likelier.
+FOUR = ("generation", "paraphrase_generation", "neighbor_generation", "same_subject")
+RATES = (*FOUR, "efficacy", "paraphrase", "specificity", "portability")
 SEED, DRAWS = 0, 2000
-Columns = Mapping[str, Sequence[float | None]]
+Columns = Mapping[str, Sequence[Any]]
 
 
 def facts_in(data: Path, split: str | None = None, limit: int | None = None, probed: bool = False) -> list[Fact]:
@@ -99,12 +100,17 @@ def name_of(fact: Fact) -> str:
     return f"{fact.text} {fact.target}"
 
 
+def named(fact: Fact) -> dict[str, str]:
+    """What a line of a journal says of its fact."""
+    return {"fact": name_of(fact), "subject": fact.subject}
+
+
 def columns_of(lines: Sequence[Mapping[str, Any]], facts: Sequence[str], when: str = "after") -> Columns:
-    """By measure, its value for each of `facts`, which are all there; seconds are those of the edit alone."""
+    """By measure, its value for each of `facts`, which are all there, and their subjects; seconds are the edit's."""
     by_fact = {line["fact"]: line for line in lines}
     some = [by_fact[fact] for fact in facts]
     found = {name: [line[when][name] for line in some] for name in RATES}
-    return {**found, **{name: [line[name] for line in some] for name in ("seconds", "processor_seconds")}}
+    return {**found, **{name: [line[name] for line in some] for name in ("subject", "seconds", "processor_seconds")}}
 
 
 def harmonic(columns: Columns) -> Callable[[np.ndarray], np.ndarray]:
@@ -130,16 +136,20 @@ def measured(columns: Columns, name: str) -> Callable[[np.ndarray], np.ndarray]:
 
 
 def interval(columns: Columns, name: str, against: Columns | None = None) -> bootstrap.Interval | None:
-    """A mean over facts with its 95 % interval; with `against` (of the same facts), the paired difference to it.
+    """A mean over facts with its 95 % interval over subjects; with `against`, the paired difference to it.
 
-    None where nothing was measured.
+    `against` is of the same facts. None where nothing was measured.
     """
-    count, sides = len(columns["seconds"]), [columns] if against is None else [columns, against]
+    count, subjects = len(columns["seconds"]), columns["subject"]
+    sides = [columns] if against is None else [columns, against]
     if any(name != "harmonic" and np.isnan(_array(side[name])).all() for side in sides):
         return None
     if name in RATES:
-        return shares(columns[name], share=True) if against is None else paired(against[name], columns[name])
-    once, weights = np.ones((1, count)), np.concatenate(list(bootstrap.draws(count, SEED, DRAWS)))
+        if against is None:
+            return shares(columns[name], share=True, subjects=subjects)
+        return paired(against[name], columns[name], subjects)
+    drawn = bootstrap.draws(count, SEED, DRAWS, bootstrap.clusters_of(subjects))
+    once, weights = np.ones((1, count)), np.concatenate(list(drawn))
 
     def value(w: np.ndarray) -> np.ndarray:
         found = [measured(side, name)(w) for side in sides]

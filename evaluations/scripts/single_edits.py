@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import fmean
 
 import click
-from common import DATA_FOLDER, SHOWN, configured, facts_of, keep, number, table
+from common import DATA_FOLDER, SHOWN, configured, facts_of, keep, number, sharing, table
 
 import ffedit
 from ffedit.editor.provenance import versions
@@ -85,6 +85,7 @@ def main(
     report |= {when: scores.to_dict() for when, scores in means.items()} | {"seconds_per_edit": spent}
     keep(place, report)
     text = table([((when,), scores) for when, scores in means.items()], [f"{len(cases)} edits"])
+    text = f"{sharing(facts)}\n\n{text}"
     out.with_suffix(".md").write_text(text, encoding="utf-8")
     print(text, "seconds per edit", {name: round(value, 2) for name, value in spent.items()})
 

@@ -1,7 +1,9 @@
 """95 % confidence intervals: the percentile bootstrap (Efron 1979), and Wilson's score interval (1927) of proportions.
 
 A draw of facts with replacement is the vector of how often each fact was drawn, so the mean of a draw is one product.
-Quantities compared on the same draws are paired.
+Quantities compared on the same draws are paired. Facts that are no independent samples, as those of one subject, form a
+cluster and are drawn together (Davison and Hinkley 1997, section 3.8); Wilson's interval and the rule below count a
+cluster once.
 
 Where all facts agree the bootstrap sees no spread: an end of the interval of a share that no fact lies beyond does not
 account for unseen facts. It is moved outwards, as if the largest share of such facts that is compatible with none of n,
@@ -25,6 +27,8 @@ AT_ONCE = 2**24
 Z, LEVELS = 1.959963984540054, (2.5, 97.5)
 
 Array: TypeAlias = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
+# Cluster of each fact, [facts], numbered from 0.
+Clusters: TypeAlias = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
 
 
 @dataclass(frozen=True)
@@ -60,20 +64,30 @@ def wilson(share: float, count: int) -> tuple[float, float]:
     return 0.0 if share == 0 else max(0.0, middle - half), 1.0 if share == 1 else min(1.0, middle + half)
 
 
-def draws(facts: int, seed: int, count: int) -> Iterator[Array]:
-    """Yield how often each fact is drawn, [draws, facts], some of `count` draws at a time; the same for one seed."""
+def clusters_of(labels: Sequence[str]) -> Clusters:
+    """Return the cluster of each label, [facts]: equal labels share one; numbered in order of first appearance."""
+    numbers = {label: i for i, label in enumerate(dict.fromkeys(labels))}
+    return np.array([numbers[label] for label in labels], dtype=np.int64)
+
+
+def draws(facts: int, seed: int, count: int, clusters: Clusters | None = None) -> Iterator[Array]:
+    """Yield how often each fact is drawn, [draws, facts], some of `count` draws at a time; the same for one seed.
+
+    With `clusters`, so many clusters are drawn as there are, each with all its facts.
+    """
     generator, size = np.random.default_rng(seed), max(1, AT_ONCE // facts)
+    units = facts if clusters is None else int(clusters.max()) + 1
     for first in range(0, count, size):
-        drawn = generator.multinomial(facts, np.full(facts, 1 / facts), size=min(size, count - first))
-        yield drawn.astype(np.float64)
+        drawn = generator.multinomial(units, np.full(units, 1 / units), size=min(size, count - first))
+        yield (drawn if clusters is None else drawn[:, clusters]).astype(np.float64)
 
 
-def mean_draws(values: Array, seed: int, count: int) -> Array:
+def mean_draws(values: Array, seed: int, count: int, clusters: Clusters | None = None) -> Array:
     """Return the means over facts of `values` [facts, measures] in `count` draws; NaN where none was measured."""
     measured = ~np.isnan(values)
     filled = np.where(measured, values, 0.0)
     with np.errstate(invalid="ignore"):
-        return np.concatenate([(w @ filled) / (w @ measured) for w in draws(len(values), seed, count)])
+        return np.concatenate([(w @ filled) / (w @ measured) for w in draws(len(values), seed, count, clusters)])
 
 
 def outcomes(values: Array) -> bool:
@@ -81,28 +95,35 @@ def outcomes(values: Array) -> bool:
     return bool(np.isin(values, (0.0, 1.0)).all())
 
 
-def mean_interval(values: Array, drawn: Array, bounds: tuple[float, float] | None) -> Interval:
+def mean_interval(
+    values: Array, drawn: Array, bounds: tuple[float, float] | None, clusters: Clusters | None = None
+) -> Interval:
     """Return the interval of the mean of `values` [facts], NaN where not measured, from its means in the draws.
 
     It is Wilson's for outcomes of 0 and 1; else the percentiles of the draws, moved outwards for unseen facts within
     `bounds`, the range of shares or of their differences.
     """
-    measured = values[~np.isnan(values)]
+    known = ~np.isnan(values)
+    measured = values[known]
+    units = len(measured) if clusters is None else len(np.unique(clusters[known]))
     interval = percentile_interval(float(measured.mean()), drawn)
     if bounds == (0.0, 1.0) and outcomes(measured):
-        return Interval(interval.mean, *wilson(interval.mean, len(measured)))
+        return Interval(interval.mean, *wilson(interval.mean, units))
     if bounds is None:
         return interval
     near = 1e-9  # means of equal values may differ by a rounding
     reached = interval.low <= measured.min() + near, interval.high >= measured.max() - near
-    return with_unseen(interval, len(measured), bounds, reached)
+    return with_unseen(interval, units, bounds, reached)
 
 
 def with_unseen(
-    interval: Interval, facts: int, bounds: tuple[float, float], reached: tuple[bool, bool] = (True, True)
+    interval: Interval, units: int, bounds: tuple[float, float], reached: tuple[bool, bool] = (True, True)
 ) -> Interval:
-    """Move the ends that no fact lies beyond, those `reached`, outwards for unseen facts at the `bounds`."""
-    share = Z**2 / (facts + Z**2)  # Wilson's upper end of 0 of `facts`
+    """Move the ends that no fact lies beyond, those `reached`, outwards for unseen ones at the `bounds`.
+
+    `units` is the number of facts or clusters that were seen.
+    """
+    share = Z**2 / (units + Z**2)  # Wilson's upper end of 0 of `units`
     return Interval(
         interval.mean,
         interval.low + share * (bounds[0] - interval.low) if reached[0] else interval.low,

@@ -2,9 +2,9 @@
 
 **Single edits and batches** are written into the unedited model. Most of a method's cost is the optimisation of the
 values v*, which depend on the facts, the layer and the unedited model only. So they are computed once per chunk, saved
-in `edits/values-…`, and the update is solved anew for each closed-form method (`ffedit.combine`). ROME for one subject
-is EMMET for one key. Three cases compute their own values: several layers that share the update, ROME with several
-subjects (written one after another), and fine-tuning.
+in `edits/values-…`, and the update is solved anew for each closed-form method (`ffedit.combine`). Three cases compute
+their own values: several layers that share the update, several subjects that are written one after another (ROME), and
+fine-tuning.
 
 **In a sequence**, each chunk is written on top of all before it. Every fact is scored right after its own edit, again
 at about ten evenly spaced checkpoints, and after the last edit: the difference shows what later edits destroy. The key
@@ -37,7 +37,9 @@ from ffedit.algebra.linalg import double
 from ffedit.benchmark.folder import EDITS, UNEDITED, needed
 from ffedit.benchmark.settings import checkpoints
 from ffedit.benchmark.task import Scorer, Task
-from ffedit.editor import METHODS, Edit, applied_edits, combine
+from ffedit.editor.combine import combine
+from ffedit.editor.edit import Edit, applied_edits
+from ffedit.editor.methods import METHODS
 from ffedit.errors import EditError, FFEditError, ModelError, ProcessError
 from ffedit.facts.fact import Fact, by_subject
 from ffedit.files.resuming import load_state, save_state
@@ -118,8 +120,8 @@ def edit_chunk(task: Task, chunk: int, facts: Sequence[Fact], method: str, failu
 
     def solved() -> Edit:
         """Solve for values that the methods share, where they do; they are chosen once, by MEMIT."""
-        as_emmet = method == "rome" and len(by_subject(facts)) == 1
-        if len(task.layers) > 1 or not (as_emmet or METHODS[method].solve):
+        alone = METHODS[method].one_by_one and len(by_subject(facts)) > 1
+        if len(task.layers) > 1 or alone or METHODS[method].solve is None:
             return edited(method)
         numbers = sha256(json.dumps(config.to_dict()).encode()).hexdigest()[:8]
         path = task.folder / EDITS / f"values-{numbers}" / name
@@ -130,10 +132,9 @@ def edit_chunk(task: Task, chunk: int, facts: Sequence[Fact], method: str, failu
         except FFEditError as error:
             failures[path] = error
             raise
-        started, solver = time.perf_counter(), "emmet" if as_emmet else method
-        edit = values
+        started, edit = time.perf_counter(), values
         if method != "memit":
-            edit = group.in_all(lambda: combine(task.editable, [values], solver, task.stats, config))
+            edit = group.in_all(lambda: combine(task.editable, [values], method, task.stats, config))
         return timed(edit, sum(values.provenance["seconds"].values()), started)
 
     return solved() if task.mode.name == "single" else saved(task.folder / EDITS / method / name, solved, group)

@@ -19,18 +19,19 @@ import psutil
 import torch
 
 from ffedit.benchmark.settings import Mode, checkpoints
-from ffedit.editor import METHODS, EditConfig
+from ffedit.editor.config import EditConfig
+from ffedit.editor.methods import METHODS
 from ffedit.editor.statistics import are_cached
 from ffedit.evaluator.drift import DRIFT_ROWS, DRIFT_TOKENS
 from ffedit.evaluator.generations import SAID_TOKENS, TEXT_TOKENS
 from ffedit.evaluator.prompts import questions
 from ffedit.facts.fact import Fact, by_subject
-from ffedit.facts.reading import read_facts
 from ffedit.facts.text import counted
 from ffedit.inference import replay
-from ffedit.inference.corpus import Corpus, tokens_for
-from ffedit.layer_choice import calibrate
-from ffedit.layer_choice.choose import SHOWN_SAMPLES
+from ffedit.inference.corpus import Corpus
+from ffedit.layer_choice.choose import SHOWN_PRODUCTS, SHOWN_SAMPLES, SHOWN_TOKENS
+from ffedit.layer_choice.published import auto_layer
+from ffedit.locator.cost import layer_passes, layers_within
 from ffedit.model.editable import Editable
 from ffedit.model.memory import KeyValueMemory
 
@@ -38,7 +39,7 @@ ROWS, TOKENS, FACTORED = 16, 32, 512  # of the batch that is timed; size of the 
 USUAL_STEPS, SOLVING = 8, 1  # steps that most values take at the default numbers; operations to solve, in d_ff³
 WITH_GRADIENT = 3  # a pass with its gradient takes about three passes
 RUNS = 10  # corrupted runs of a trace that decides
-ASKED, ASKED_TOKENS = 12, 12  # questions of a calibration fact, and their tokens
+ASKED, ASKED_TOKENS = 12, 12  # questions of a fact of a sweep, and their tokens
 
 
 @dataclass(frozen=True)
@@ -89,15 +90,13 @@ def estimate(
     """Estimate what `ffedit apply` would take, from timed passes of the model; nothing is edited.
 
     `layer` is the highest of the `spread` layers to edit; None if it is still to be chosen, in the way that was `asked`
-    for: "auto", "sweep", or by the facts' traces. `text` is for the key statistics; None where these were collected
+    for: "sweep", or by the facts' traces. `text` is for the key statistics; None where these were collected
     before.
     """
     costs = _Costs(editable, facts, config)
-    top = calibrate.expected(None, len(editable.layers)) if layer is None else layer
+    top = auto_layer(editable, method).layer if layer is None else layer
     layers = range(max(0, top + 1 - spread), top + 1)
-    stages = [costs.tracing(layer)]
-    if layer is None:
-        stages = [*stages, costs.calibrating()] if asked == "auto" else [costs.choosing(asked == "sweep")]
+    stages = [costs.choosing(asked == "sweep") if layer is None else costs.tracing(layer)]
     if METHODS[method].statistics and text is not None:
         stages.append(costs.collecting(layers, text))
     stages += [costs.editing(layers, method), costs.evaluating()]
@@ -110,9 +109,9 @@ def bench_seconds(
 ) -> float:
     """Estimate the seconds of a benchmark on one process, its statistics aside, from timed passes of the model.
 
-    `layers` are those that are edited; none if one is still to be chosen.
+    `layers` are those that are edited; none for the one that `auto` takes.
     """
-    layers = layers or [calibrate.expected(None, len(editable.layers))]
+    layers = layers or [auto_layer(editable).layer]
     chunks = mode.chunks(facts)
     ends = list(accumulate(map(len, chunks)))
     # In a sequence all facts so far are scored at checkpoints, too; the last of these is the end.
@@ -151,23 +150,14 @@ class _Costs:
         words = f"choose the layer: write and measure at all {self.depth} layers"
         return self._stage("locate", words, tokens, self.depth * SAID_TOKENS, self.solving(layers))
 
-    def calibrating(self) -> Stage:
-        """Estimate the calibration of the model's layer."""
-        asked, written = len(read_facts(calibrate.FACTS)), calibrate.WRITTEN
-        tried = calibrate.candidates(self.depth, None, None)
-        tokens = asked * self.length + calibrate.TRACED * calibrate.SAMPLES * self.depth * self.length / 2
-        tokens += sum(self._values(written, at, USUAL_STEPS) for at in tried)
-        tokens += (1 + len(tried)) * written * ASKED * ASKED_TOKENS
-        tokens += tokens_for(written) * (1 + max(tried)) / self.depth
-        generated = calibrate.OWN_TOKENS + (1 + len(tried)) * SAID_TOKENS
-        words = f"choose the model's layer, once: ask {asked} facts, write {written} at each of {len(tried)} layers"
-        return self._stage("locate", words, tokens, generated, self.solving(tried))
-
-    def tracing(self, layer: int | None) -> Stage:
-        """Estimate the trace of the first fact; in a deep model its effects are estimated from gradients."""
-        runs = WITH_GRADIENT if self.depth > calibrate.SHALLOW else self.depth * self.length / 2
-        words = "trace the first fact" if layer is None else f"layer {layer}; trace the first fact"
-        return self._stage("locate", words, self.length * (1 + SHOWN_SAMPLES * runs))
+    def tracing(self, layer: int) -> Stage:
+        """Estimate the trace of the first fact that is shown."""
+        fact = self.facts[0]
+        layers = layers_within(self.editable, fact, SHOWN_TOKENS, SHOWN_SAMPLES, SHOWN_PRODUCTS)
+        passes, _ = layer_passes(self.editable, fact, SHOWN_TOKENS, layers)
+        words = f"layer {layer}; trace the first fact"
+        tokens = self.length * (1 + SHOWN_SAMPLES) + SHOWN_SAMPLES * passes / self.depth
+        return self._stage("locate", words, tokens)
 
     def collecting(self, layers: Sequence[int], text: Corpus) -> Stage:
         """Estimate the key statistics of `layers`."""

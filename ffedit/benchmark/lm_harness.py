@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ffedit.editor import Edit
+from ffedit.editor.edit import Edit
 from ffedit.errors import EditError, brief
 from ffedit.loading.distributed import launched
 from ffedit.model.editable import Editable

@@ -21,7 +21,7 @@ from ffedit.benchmark.task import unpack
 from ffedit.errors import EditError
 from ffedit.evaluator import METRICS, NAMES, FactScores, LeftOut, Scores, left_out, mean_scores
 from ffedit.evaluator.intervals import changes, interval, intervals
-from ffedit.evaluator.scores import columns, mean_kinds
+from ffedit.evaluator.scores import columns, mean_kinds, subjects
 from ffedit.facts.fact import Fact, show
 from ffedit.facts.text import counted
 from ffedit.notebook import Displayed
@@ -36,7 +36,7 @@ class Row:
     name: str
     facts: int  # number of facts measured
     scores: Scores  # means; None where nothing was measured
-    intervals: Mapping[str, Interval]  # 95 % intervals by score and by kind, for two facts or more
+    intervals: Mapping[str, Interval]  # 95 % intervals by score and by kind, for two subjects or more
     kinds: Mapping[str, float]  # means by the data set's kinds of probes, as in `FactScores`
 
     def to_dict(self) -> dict[str, Any]:
@@ -213,8 +213,8 @@ def _row(name: str, facts: Sequence[FactScores], of_model: Mapping[str, Sequence
     """Average the scores over facts, each of which occurs once, and the scores `of_model` over edits."""
     means = {score: fmean(values) for score, values in of_model.items() if values}
     bounds = {score: bound for score, values in of_model.items() if (bound := interval(values, share=False))}
-    scores = mean_scores((fact.scores for fact in facts), **means)
-    return Row(name, len(facts), scores, {**intervals(columns(facts)), **bounds}, mean_kinds(facts))
+    bounds = {**intervals(columns(facts), subjects=subjects(facts)), **bounds}
+    return Row(name, len(facts), mean_scores((fact.scores for fact in facts), **means), bounds, mean_kinds(facts))
 
 
 def _mean(checkpoints: Sequence[FactScores]) -> FactScores:
@@ -227,7 +227,7 @@ def change(names: tuple[str, str], first: Mapping[int, FactScores], second: Mapp
     """Compute the paired differences second − first over the facts that were measured in both."""
     both = sorted(set(first) & set(second))
     old, new = (columns([side[i] for i in both]) for side in (first, second))
-    return Change(names, len(both), changes(old, new))
+    return Change(names, len(both), changes(old, new, subjects([first[i] for i in both])))
 
 
 def report(

@@ -17,12 +17,15 @@ from ffedit.benchmark.report import BenchReport, report
 from ffedit.benchmark.settings import Mode
 from ffedit.benchmark.tables import markdown
 from ffedit.benchmark.task import LiveScores, Task
-from ffedit.editor import EditConfig, config_from_dict
+from ffedit.editor.config import EditConfig
+from ffedit.editor.methods import config_from_dict
 from ffedit.evaluator import GenericText, reference_weights
 from ffedit.facts.fact import FactLike, as_facts
 from ffedit.files.atomic import finite, write_text
 from ffedit.files.placing import claimed
 from ffedit.inference.corpus import Corpus
+from ffedit.layer_choice.choose import spread_below
+from ffedit.layer_choice.published import auto_layer
 from ffedit.loading.distributed import ProcessGroup
 from ffedit.model.editable import Editable, check_model
 from ffedit.model.memory import Address, as_layers
@@ -59,8 +62,8 @@ def bench(
         mode: "single" (each fact alone), "batch:N" (N at once) or "sequential[:N]" (N on top of all before, 1 by
             default).
         out: the results folder.
-        layers: layers to edit; None takes the model's (`ffedit.choose_layer`), or the one that tracing the first facts
-            finds. Single-layer methods write to the last.
+        layers: layers to edit; None takes the layer published for the model, or else a quarter of its depth.
+            Single-layer methods write to the last.
         spread: with `layers` None, how many layers share the update: that one and those below it.
         config: hyperparameters of the edits, the same for all methods or by method.
         stats: second moments of the keys, or the text to collect them on; by default as for `ffedit.stats`.
@@ -96,8 +99,7 @@ def bench(
         machines += [machine] if machine not in machines else []
         configs = {name: config_from_dict(of) for name, of in there.get("config", {}).items()} | configs
         if layers is None:
-            seed = next(iter(configs.values())).seed
-            layers = there.get("layers") or settings.layers_for(editable, facts, spread, seed, group, progress)
+            layers = there.get("layers") or spread_below(auto_layer(editable).layer, spread)
         moments = settings.moments_of(editable, facts, plan, configs, sorted(layers), stats, group, progress)
         run |= {"config": settings.numbers_of(configs), "layers": sorted(layers), **settings.statistics_of(moments)}
         group.by_first(lambda: folder.write_manifest(path, there, run, machines, unusable))

@@ -23,13 +23,14 @@ from pathlib import Path
 from typing import Any
 
 from ffedit.algebra.key_moments import KeyMoments
-from ffedit.editor import METHODS, EditConfig, check_method, in_reach, preset
+from ffedit.editor.checks import in_reach
+from ffedit.editor.config import EditConfig
+from ffedit.editor.methods import METHODS, check_method, preset
 from ffedit.editor.statistics import moments_for
 from ffedit.errors import EditError, FactError
 from ffedit.evaluator import drift, generations, intervals
 from ffedit.facts.fact import Fact
 from ffedit.inference.corpus import Corpus
-from ffedit.layer_choice.choose import layer_for, spread_below
 from ffedit.loading.distributed import ProcessGroup
 from ffedit.model.editable import Editable
 from ffedit.model.fingerprint import fingerprint
@@ -43,8 +44,6 @@ SEEDS = {
     "bootstrap": intervals.SEED,
     "bootstrap_draws": intervals.DRAWS,
 }
-# Number of facts that are traced to choose the layer.
-TRACED = 30
 # Checkpoints of a sequence.
 CHECKPOINTS = 10
 # The fields that identify key statistics.
@@ -161,15 +160,6 @@ def most_subjects(facts: Sequence[Fact], mode: Mode) -> int:
     """Count the subjects of the largest edit, or of a whole sequence."""
     together = [range(len(facts))] if mode.sequential else mode.chunks(facts)
     return max((len({facts[i].subject for i in chunk}) for chunk in together), default=0)
-
-
-def layers_for(
-    editable: Editable, facts: Sequence[Fact], spread: int, seed: int, process_group: ProcessGroup, progress: Progress
-) -> list[int]:
-    """Choose the layers to edit: the model's, or the one that tracing the first facts finds, and those below it."""
-    config = EditConfig(seed=seed)
-    last = process_group.by_first(lambda: layer_for(editable, facts[:TRACED], config=config, progress=progress))
-    return list(spread_below(int(last), spread))
 
 
 def moments_of(

@@ -1,6 +1,6 @@
 """The figures as tables, in the order in which papers print them, and `report.md`, which has them as Markdown.
 
-A figure is followed by its 95 % interval over facts. Columns without any measurement are left out; "-" marks a
+A figure is followed by its 95 % interval over subjects. Columns without any measurement are left out; "-" marks a
 figure that was not measured in one row.
 """
 
@@ -61,7 +61,7 @@ def notes(report: BenchReport) -> list[str]:
     )
     return [
         f"Layer{'s' * (len(layers) > 1)} {', '.join(map(str, layers))}. Figures are means over facts "
-        "with 95 % intervals over facts: Wilson's of a proportion, otherwise the bootstrap's."
+        "with 95 % intervals over subjects: Wilson's of a proportion, otherwise the bootstrap's."
         + (" A method's own row is its end: all facts after the last edit." if sequential else ""),
         GAPS + ("" if report.before.scores.consistency is None else weights),
     ]

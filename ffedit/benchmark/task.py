@@ -16,7 +16,8 @@ from typing import Any
 from ffedit.algebra.key_moments import KeyMoments
 from ffedit.benchmark.folder import UNEDITED, WHOLE, Journal, Line
 from ffedit.benchmark.settings import Mode
-from ffedit.editor import METHODS, EditConfig
+from ffedit.editor.config import EditConfig
+from ffedit.editor.methods import METHODS
 from ffedit.errors import FactError, FFEditError, ModelError
 from ffedit.evaluator import Evaluation, FactScores, GenericText
 from ffedit.facts.fact import Fact

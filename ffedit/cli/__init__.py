@@ -24,6 +24,7 @@ from ffedit.version import __version__
 COMMANDS = {
     "apply": "Write facts into a model: locate, edit, measure, export.",
     "run": "Make the edit of a recipe, a YAML file.",
+    "choose-layer": "Find the layer to edit, by writing facts at a few and measuring.",
     "locate": "Find the layer that recalls a fact, by causal tracing.",
     "inspect": "See what the memories hold: one, those that a prompt fires, all, those of an edit.",
     "methods": "List the methods: what each solves, and when to choose it.",
@@ -60,6 +61,11 @@ PANELS = {
 HELP = {"option_groups": {"*": [{"name": name, "options": list(options)} for name, options in PANELS.items()]}}
 
 
+def module_of(command: str) -> str:
+    """Return the name of a command's module and function."""
+    return command.replace("-", "_")
+
+
 class Lazy(click.RichGroup):
     """The group of `COMMANDS`, each imported from the module of its name when it is called or listed."""
 
@@ -71,7 +77,7 @@ class Lazy(click.RichGroup):
         """Import the module of a command and return the command."""
         if name not in COMMANDS:
             return None
-        command: click.Command = getattr(importlib.import_module(f"ffedit.cli.{name}"), name)
+        command: click.Command = getattr(importlib.import_module(f"ffedit.cli.{module_of(name)}"), module_of(name))
         command.short_help = COMMANDS[name]
         return command
 

@@ -10,7 +10,7 @@ import rich_click as click
 
 import ffedit
 from ffedit.cli import options
-from ffedit.editor.methods import METHODS
+from ffedit.editor.names import check_method_name, method_names
 from ffedit.errors import EditError, FactError
 from ffedit.facts.fact import Fact
 from ffedit.facts.reading import sift_facts
@@ -19,14 +19,14 @@ from ffedit.files.atomic import write_text
 
 if TYPE_CHECKING:
     from ffedit.benchmark import Mode
-    from ffedit.editor import EditConfig
+    from ffedit.editor.config import EditConfig
     from ffedit.model.editable import Editable
 
 
 @click.command()
 @options.output_options
 @click.argument("source", metavar="FACTS")
-@click.option("--methods", default=",".join(METHODS), help="Which, with commas.")
+@click.option("--methods", default=",".join(method_names()), help="Which, with commas.")
 @click.option("--mode", default="single", help="single, batch:N or sequential[:N].")
 @click.option("--out", type=options.FILE, required=True, metavar="DIR", help="Results; a run goes on where it stopped.")
 @click.option("--limit", type=options.COUNT, help="Only so many facts, the first ones.")
@@ -54,8 +54,7 @@ def bench(
     **how: Any,
 ) -> None:
     """Write the facts of FACTS into a model by several methods, and measure each before and after."""
-    names = [name.strip() for name in methods.split(",")]
-    configs = {name: solving.config(name) for name in names}
+    names = [check_method_name(name.strip()) for name in methods.split(",")]
 
     from ffedit.benchmark import Mode
     from ffedit.benchmark.settings import most_subjects
@@ -63,6 +62,7 @@ def bench(
     from ffedit.display.terminal.model_table import model_line
     from ffedit.display.terminal.scores import headline_table
 
+    configs = {name: solving.config(name) for name in names}
     workers, parsed = options.join(surface), Mode.parse(mode)
     field, _, value = (where or "").partition("=")
     sifted = sift_facts(source, together=parsed.name != "single", where=None if where is None else (field, value))

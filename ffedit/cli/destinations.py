@@ -15,14 +15,14 @@ from rich.text import Text
 
 from ffedit.display.figures.saving import check_plot, figure_ready
 from ffedit.display.terminal.messages import Commands
-from ffedit.editor.edit_files import recipe_of, to_yaml
+from ffedit.editor.recipe import recipe_of, to_yaml
 from ffedit.errors import EditError
 from ffedit.facts.fact import Fact
 from ffedit.files.atomic import check_file, check_free, text_ready, write_text
 from ffedit.files.placing import sweep, together
 
 if TYPE_CHECKING:
-    from ffedit.editor import Edit
+    from ffedit.editor.edit import Edit
     from ffedit.layer_choice.choose import Found
     from ffedit.model.editable import Editable
 

@@ -11,7 +11,7 @@ from rich.text import Text
 import ffedit
 from ffedit.cli import options
 from ffedit.display.figures.saving import check_plot, save_figure
-from ffedit.editor.methods import METHODS
+from ffedit.editor.names import method_names
 from ffedit.errors import EditError
 from ffedit.facts.fact import Fact
 from ffedit.files.atomic import check_file
@@ -59,10 +59,9 @@ SEVERS: dict[str, list[Part | None]] = {
 @click.option(
     "--metric", default="probability", type=click.Choice(["probability", "log-probability", "logit-difference"])
 )
-@click.option("--approximate", is_flag=True, help="First-order estimates: one gradient for all effects.")
 @click.option("--aggregate", "averaged", is_flag=True, help="Averages over facts by role of the token; can be resumed.")
-@click.option("--sweep", is_flag=True, help="Edit at each layer too, and compare with the trace and the model's layer.")
-@click.option("--method", default="memit", type=click.Choice(list(METHODS)), help="Of these edits.")
+@click.option("--sweep", is_flag=True, help="Edit at each layer too, and compare with the trace.")
+@click.option("--method", default="memit", type=click.Choice(method_names()), help="Of these edits.")
 @options.number_options
 @click.option("--plot", type=options.FILE, help="Draw what was traced as PNG, SVG or PDF.")
 @click.option("--save", type=options.FILE, metavar="FILE.npz", help="Write the numbers, with the names of their axes.")
@@ -88,10 +87,8 @@ def locate(
     """Trace where a model recalls the facts of FACTS (a file in any known format, a data set, or -)."""
     combinations = [(each, cut) for each in KINDS[kind] for cut in SEVERS[sever]]
     _check_files(plot, save, len(combinations), averaged or len(facts) == 1)
-    if settings["approximate"] and sever != "none":
-        raise EditError("severed parts have no first-order estimate; trace exactly, or without --sever")
-    if layers != "all" and (averaged or sweep or settings["approximate"]):
-        raise EditError("--aggregate, --sweep and --approximate are of all layers; leave --layers out")
+    if layers != "all" and (averaged or sweep):
+        raise EditError("--aggregate and --sweep are of all layers; leave --layers out")
     config, seed = solving.config(method), solving.seed
     if not sweep and (solving.settings or solving.preset_name != "default"):
         raise EditError("--set and --preset are of the edits of a sweep; add --sweep, or leave them out")
@@ -101,25 +98,20 @@ def locate(
     from ffedit.cli import result
     from ffedit.display.figures.plots import average_lines, heat_maps
     from ffedit.display.terminal.heat_map import averages_table, heat_map
-    from ffedit.display.terminal.layer_choice import (
-        agreement,
-        candidates_table,
-        compare_layers,
-        layer_choice,
-        model_choice,
-    )
+    from ffedit.display.terminal.layer_choice import auto_in_words, compare_layers, layer_choice
     from ffedit.display.terminal.routing import routing_table
     from ffedit.inference.routing import subject_routes
-    from ffedit.layer_choice import choose
+    from ffedit.layer_choice.calibrate import by_sweep
+    from ffedit.layer_choice.published import auto_layer
     from ffedit.locator import aggregate
-    from ffedit.locator.trace import decisive, estimated_and_exact, resolve_window
+    from ffedit.locator.trace import decisive, resolve_window
 
     editable = load_model()
     if layers != "all":
         settings["layers"] = options.parse_layers(layers, len(editable.layers), ("all",))
     for each in KINDS[kind]:
         resolve_window(len(editable.layers), each, settings["window"])
-    swept, model, estimates = None, None, []
+    swept = None
     with surface.progress() as progress:
         measured = [
             ffedit.locate_all(editable, facts, each, sever=cut, progress=progress, **settings)
@@ -130,22 +122,17 @@ def locate(
         if sweep:
             of_feed_forward = choosing.traces[0].kind == "feed_forward"
             traced = choosing if of_feed_forward else ffedit.locate_all(editable, facts, seed=seed, progress=progress)
-            swept = choose.by_sweep(editable, facts, traced, method, config, progress=progress)
-            model = ffedit.choose_layer(editable, method, progress=progress)
-        if settings["approximate"]:
-            pairs = [estimated_and_exact(editable, facts, each, settings, progress) for each in KINDS[kind]]
-            estimates = [agreement(*pair) for pair in pairs]
+            swept = by_sweep(editable, facts, traced, method, config, progress=progress)
         routes = subject_routes(editable, facts, seed)
     layer = choosing.layer
     maps = map(averages_table, aggregates) if averaged else (heat_map(traces, layer) for traces in measured)
-    agreements = Text("\n".join(estimates)) if estimates else None
-    surface.show(*maps, layer_choice(choosing, layer), agreements, routing_table(facts, routes, layer))
+    surface.show(*maps, layer_choice(choosing, layer), routing_table(facts, routes, layer))
     if not editable.resumable:
         surface.show(Text("This model cannot be resumed at a token: whole rows were run (slower, same results)."))
-    if swept is not None and model is not None:
-        surface.show(compare_layers(swept), model_choice(model), candidates_table(model) if model.rows else None)
+    if swept is not None:
+        surface.show(compare_layers(swept), auto_in_words(auto_layer(editable, method)))
     chosen = layer if swept is None else swept.layer
-    surface.write_json(result.located(editable, facts, measured, aggregates, chosen, routes, swept, model))
+    surface.write_json(result.located(editable, facts, measured, aggregates, chosen, routes, swept))
     if save is not None:
         (aggregates[0] if averaged else measured[0].traces[0]).save(save)
     if plot is not None:

@@ -6,7 +6,6 @@ import rich_click as click
 from rich.table import Column, Table
 
 from ffedit.cli.options import Surface, output_options
-from ffedit.editor.methods import METHODS
 from ffedit.evaluator.metrics import METRICS
 
 
@@ -14,6 +13,8 @@ from ffedit.evaluator.metrics import METRICS
 @output_options
 def methods(surface: Surface) -> None:
     """List the methods: what each solves, and when to choose it."""
+    from ffedit.editor.methods import METHODS
+
     columns = ("solves", "choose it for", "source", "from")
     table = Table(Column("method", no_wrap=True), *columns, box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for method in METHODS.values():

@@ -31,7 +31,6 @@ from ffedit.display.terminal.messages import Commands
 from ffedit.display.terminal.progress_bar import progress_bars
 from ffedit.editor.config import EditConfig
 from ffedit.editor.edit_files import check_edit
-from ffedit.editor.methods import preset, preset_names, set_numbers
 from ffedit.errors import EditError, ModelError
 from ffedit.facts.fact import Fact
 from ffedit.facts.reading import sift_facts
@@ -40,11 +39,12 @@ from ffedit.files.atomic import check_file, finite, text_ready
 from ffedit.inference.corpus import Corpus, tokens_for
 from ffedit.loading.names import NAMED, check_name
 from ffedit.progress import Progress
+from ffedit.safety.require import parse_requirements
 from ffedit.version import __version__
 
 if TYPE_CHECKING:
     from ffedit.algebra.key_moments import KeyMoments
-    from ffedit.editor import Edit
+    from ffedit.editor.edit import Edit
     from ffedit.loading.distributed import ProcessGroup
     from ffedit.model.editable import Editable
     from ffedit.model.memory import Address
@@ -187,6 +187,14 @@ def pushed(path: Path | None, hub: str | None) -> str | None:
     return f"Pushed to {push(path, hub)}"
 
 
+REQUIRE = click.option(
+    "--require",
+    default="",
+    show_default=False,
+    callback=lambda context, option, text: parse_requirements(text),
+    help='Conditions on the scores after: "efficacy>=0.95,specificity>=0.9".',
+)
+
 # Facts and edits -----------------------------------------------------------------------------------
 
 
@@ -242,6 +250,8 @@ class Solving:
 
     def config(self, method: str) -> EditConfig:
         """Return the numbers of a method. Raises EditError for one that is not known."""
+        from ffedit.editor.methods import preset, set_numbers
+
         return replace(set_numbers(preset(self.preset_name, method), self.settings), seed=self.seed)
 
     def text(self, subjects: int) -> Corpus:
@@ -266,8 +276,7 @@ NUMBERS = all_of(
         "--preset",
         "preset_name",
         default="default",
-        type=click.Choice(preset_names()),
-        help="paper: the numbers for v* that were published with the method.",
+        help="default, or paper: the numbers for v* that were published with the method.",
     ),
     click.option(
         "--set",

@@ -17,16 +17,16 @@ from click import get_current_context
 
 from ffedit.display.terminal.layer_choice import reasons
 from ffedit.display.terminal.routing import plain
-from ffedit.editor import Edit
-from ffedit.editor.edit_files import recipe_of
+from ffedit.editor.edit import Edit
 from ffedit.editor.provenance import value_searches, versions
+from ffedit.editor.recipe import recipe_of
 from ffedit.evaluator import FactScores, Report
 from ffedit.evaluator.verdict import took
 from ffedit.exporter import Exported
 from ffedit.facts.fact import Fact
 from ffedit.inference.routing import Routes
-from ffedit.layer_choice.calibrate import Choice
-from ffedit.layer_choice.choose import Found, Sweep
+from ffedit.layer_choice.calibrate import Sweep
+from ffedit.layer_choice.choose import Found
 from ffedit.locator import Aggregate, Trace, TraceSet
 from ffedit.model.editable import Editable
 from ffedit.model.fingerprint import fingerprint
@@ -42,11 +42,10 @@ def located(
     layer: int,
     routes: Sequence[Mapping[int, Routes]],
     sweep: Sweep | None,
-    choice: Choice | None,
 ) -> dict[str, Any]:
     """Return the result of `ffedit locate`: `trace` is a fact's first measurement, `traces` are all of several.
 
-    `choice` is the model's layer, `sweep` the edits of these facts at each layer, where they were asked for.
+    `sweep` are the edits of these facts at each layer, where they were asked for.
     """
     rows = []
     for i, fact in enumerate(facts):
@@ -55,7 +54,7 @@ def located(
         if i < len(routes) and routes[i]:
             rows[-1]["routing"] = _rounded(plain(routes[i]))
     averages = [{"axes": ["role", "layer"], **aggregate.to_dict()} for aggregate in aggregates]
-    more = {"aggregates": averages, "sweep": sweep and sweep.to_dict(), "choice": choice and choice.to_dict()}
+    more = {"aggregates": averages, "sweep": sweep and sweep.to_dict()}
     return {
         **_model(editable),
         "fingerprint": fingerprint(editable),

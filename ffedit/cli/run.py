@@ -18,7 +18,6 @@ from ffedit.cli.apply import apply
 from ffedit.cli.export import export
 from ffedit.cli.options import FILE, LOADING, is_first_process
 from ffedit.editor.config import EditConfig
-from ffedit.editor.methods import set_numbers
 from ffedit.errors import EditError, FFEditError, brief
 from ffedit.facts.fact import show
 from ffedit.files.placing import beside
@@ -146,6 +145,8 @@ def arguments(
         if option.is_flag:
             words += [flag] if value else []
         elif isinstance(value, dict):
+            from ffedit.editor.methods import set_numbers
+
             for inner, number in value.items():
                 setting = f"{inner}={number if isinstance(number, str) else _json(number, where)}"
                 try:

@@ -8,7 +8,7 @@ import rich_click as click
 
 from ffedit.cli.options import FILE, Surface, output_options
 from ffedit.display.terminal.show import edit_json, edit_view, edits_in
-from ffedit.editor.edit_files import recipe_of, to_yaml
+from ffedit.editor.recipe import recipe_of, to_yaml
 
 
 @click.command()

@@ -29,8 +29,8 @@ POSITIVE = click.FloatRange(0, min_open=True)
     help="Text file, .jsonl, .json, dataset NAME[:CONFIG[:SPLIT]], or `sampled` from the model.  [default: what ships]",
 )
 @click.option("--tokens", default=16_384, type=click.IntRange(2), help="How much of it, at most.")
-@click.option("--layers", default="auto", help="auto, one layer (4) or a range (3-8).")
-@click.option("--tolerance", type=POSITIVE, help="Stop when two halves of the text solve alike within this share.")
+@click.option("--layers", default="auto", help="auto (the one of `apply`), one layer (4) or a range (3-8).")
+@click.option("--tolerance", type=POSITIVE, help="Stop when more text would spare other text at most this share.")
 @click.option("--weighting", type=click.Choice(["types", "tokens"]), default="tokens")
 @click.option("--seed", default=0, type=SEED, help="Of the sampled text.")
 @click.option("--merge", is_flag=True, help="Add up what FOLDERs hold, collected on different texts.")
@@ -67,7 +67,7 @@ def stats(
         corpus = Corpus(text.pop("corpus"), **text)
         corpus.check()
         editable = load_model()
-        chosen, why = group.by_first(lambda: _layers(editable, layers))
+        chosen, why = _layers(editable, layers)
         with surface.progress() as progress:
             collected = ffedit.stats(editable, chosen, corpus, tolerance, progress, group)
         short = shortage(collected, corpus, tolerance)
@@ -84,15 +84,13 @@ def stats(
 
 
 def _layers(editable: Editable, asked: str) -> tuple[list[int], str]:
-    """Return the layers to collect and the reason: `auto` takes the one chosen for the model, or else all."""
+    """Return the layers to collect and the reason."""
     if asked in ("sweep", "trace"):
         raise EditError(f"--layers {asked} needs facts; for statistics give auto, one layer (4) or a range (3-8)")
     if asked != "auto":
         return [*parse_layers(asked, len(editable.layers))], f"Layers {asked}, as asked"
 
-    from ffedit.layer_choice import calibrate
+    from ffedit.layer_choice.published import auto_layer
 
-    choice = calibrate.remembered(editable)
-    if choice is None or choice.layer is None:
-        return [*range(len(editable.layers))], "All layers: none was chosen for this model yet"
-    return [choice.layer], f"Layer {choice.layer}: chosen for this model on {choice.made}"
+    auto = auto_layer(editable)
+    return [auto.layer], f"Layer {auto.layer}: {auto.why}"

@@ -19,7 +19,7 @@ from ffedit.facts.fact import Fact
 from ffedit.progress import Progress, silent
 
 if TYPE_CHECKING:
-    from ffedit.editor import Edit
+    from ffedit.editor.edit import Edit
     from ffedit.model.editable import Editable
 
 HOST = "127.0.0.1"
@@ -78,7 +78,7 @@ class Session:
         """Write a fact into the model; return the heat map, the scores as HTML, the path of the report, the state."""
         from ffedit.cli import result
         from ffedit.display.html.result import result_page
-        from ffedit.editor import applied_edits
+        from ffedit.editor.edit import applied_edits
         from ffedit.layer_choice import choose
 
         editable, facts, ends = self.editable, [fact_of(*fields)], {"start": perf_counter()}

@@ -20,7 +20,7 @@ from ffedit.display.figures.saving import check_matplotlib, style
 from ffedit.display.terminal.console import PlainConsole
 from ffedit.display.terminal.diff import diff_view
 from ffedit.display.terminal.heat_map import heat_map
-from ffedit.display.terminal.layer_choice import candidates_table, layer_choice, model_choice
+from ffedit.display.terminal.layer_choice import layer_choice, trial_edits
 from ffedit.display.terminal.memories import edited_view, memory_view, prompt_view
 from ffedit.display.terminal.messages import shipped
 from ffedit.display.terminal.model_table import memory_table, model_line
@@ -28,7 +28,7 @@ from ffedit.display.terminal.model_view import model_view
 from ffedit.display.terminal.scores import before_after, headline_table, verdict_view, what_it_says
 from ffedit.display.terminal.show import edit_view
 from ffedit.display.terminal.tables import named_values
-from ffedit.editor import Edit
+from ffedit.editor.edit import Edit
 from ffedit.evaluator import Report
 from ffedit.exporter import Exported
 from ffedit.exporter.diff import Diff
@@ -99,7 +99,7 @@ def _report(report: Report) -> RenderableType:
 
 VIEWS: Mapping[type, Callable[[Any], RenderableType]] = {
     BenchReport: lambda report: headline_table(headline(report)),
-    Choice: lambda choice: Group(model_choice(choice), *([candidates_table(choice)] if choice.rows else [])),
+    Choice: trial_edits,
     Diff: diff_view,
     Edit: edit_view,
     EditView: edited_view,

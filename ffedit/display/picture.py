@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import TypeAlias
 
 import numpy as np
@@ -51,8 +51,8 @@ class Row:
 
     @property
     def most(self) -> float:
-        """The largest effect."""
-        return float(np.nanmax(self.effects))
+        """The largest effect; NaN where nothing was restored."""
+        return float(np.fmax.reduce(self.effects))
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,12 +76,12 @@ class Picture:
     @property
     def scale(self) -> float:
         """The largest effect, or 0 where nothing comes back: the light end of the colours."""
-        return max(0.0, max(row.most for row in self.rows))
+        return float(np.fmax.reduce([0.0, *(row.most for row in self.rows)]))
 
     @property
     def lowest(self) -> float:
         """The smallest effect, or 0: below it, restoring hurts the answer."""
-        return min(0.0, min(float(np.nanmin(row.effects)) for row in self.rows))
+        return float(np.fmin.reduce([0.0, *(np.fmin.reduce(row.effects) for row in self.rows)]))
 
     def share(self, effect: float) -> float:
         """Return an effect as a share of the scale; negative effects give negative shares."""
@@ -101,14 +101,15 @@ def pictures(measured: Sequence[Trace | TraceSet], layer: int | None = None, mos
         clean, corrupted = (float(np.mean([getattr(t, run) for t in traces])) for run in ("clean", "corrupted"))
         title, answer = f"Causal trace of {restored(first)}", quoted(first.answer)
         if len(traces) > 1:
-            rows, title, answer = _roles(traces), f"{title}, average of {counted(len(traces), 'fact')}", "answer"
+            rows, title, answer = list(_roles(traces)), f"{title}, average of {counted(len(traces), 'fact')}", "answer"
         else:
             alone = [t[0] for t in averaged if len(t) == 1]
             alike = [t for t in alone if (t.tokens, t.subject) == (first.tokens, first.subject)]
-            rows = _tokens(first, _kept(alike, most_rows))
+            rows = list(_tokens(first, _kept(alike, most_rows)))
         says = runs(first.metric, answer, clean, corrupted)
         marked = both.layer if layer is None else layer
-        arranged.append(Picture(tuple(rows), (title, says), marked, len(first.effects), first.metric))
+        lines = [title, says, *(["Empty: not measured"] if any(np.isnan(row.effects).any() for row in rows) else [])]
+        arranged.append(Picture(tuple(rows), tuple(lines), marked, len(first.effects), first.metric))
     return arranged
 
 
@@ -121,9 +122,25 @@ def restored(measured: Trace | Aggregate) -> str:
         words = [f"{PARTS[measured.kind]} outputs", window]
     if measured.sever is not None:
         words.append(f"{PARTS[measured.sever]} layers severed")
-    if not measured.exact:
-        words.append("first-order estimate")
+    if isinstance(measured, Trace) and (traced := _traced_layers(measured.effects)):
+        words.append(traced)
     return ", ".join(words)
+
+
+def _traced_layers(effects: Effects) -> str:
+    """Say at which layers something was restored; nothing where that is all of them."""
+    depth, traced = len(effects), np.flatnonzero(~np.isnan(effects).all(1)).tolist()
+    if len(traced) == depth:
+        return ""
+    if len(traced) == 1:
+        return f"layer {traced[0]} of {depth}"
+    steps = {after - before for before, after in pairwise(traced)}
+    if steps == {1}:
+        return f"layers {traced[0]}–{traced[-1]} of {depth}"
+    if len(steps) > 1:
+        return f"{len(traced)} of {depth} layers"
+    (step,) = steps
+    return f"every {step}{'nd' if step % 10 == 2 else 'th'} layer of {depth}"
 
 
 def runs(metric: Metric, answer: str, clean: float, corrupted: float) -> str:
@@ -135,17 +152,21 @@ def runs(metric: Metric, answer: str, clean: float, corrupted: float) -> str:
 
 
 def _kept(traces: Sequence[Trace], most: int) -> set[int]:
-    """Choose the tokens that keep a row of their own in all of `traces`, which have the same tokens."""
+    """Choose the tokens that keep a row of their own in all of `traces`, which have the same tokens.
+
+    Tokens where nothing was restored have none.
+    """
     (start, end), count = traces[0].subject, len(traces[0].tokens)
-    if count <= most:
-        return set(range(count))
+    traced = {i for trace in traces for i in np.flatnonzero(~np.isnan(trace.effects).all(0)).tolist()}
+    if len(traced) <= most:
+        return traced
     # As a share of the measurement's own largest effect: attention brings back less than states do.
-    tops = [np.nanmax(trace.effects, 0) for trace in traces]
-    largest = np.max([top / (max(0.0, top.max()) or 1.0) for top in tops], axis=0)
+    tops = [np.fmax.reduce(trace.effects, 0) for trace in traces]
+    largest = np.fmax.reduce([top / (max(0.0, np.nanmax(top)) or 1.0) for top in tops])
     telling = [i for i in np.argsort(-largest, kind="stable").tolist() if largest[i] > TELLING]
     around = [i for i in (end, count - 2, start - 1, start - 2) if 0 <= i < count]
     first = [end - 1, count - 1, start, *telling, *range(start, end), *around]
-    return set(list(dict.fromkeys(first))[:most])
+    return set([i for i in dict.fromkeys(first) if i in traced][:most])
 
 
 def _tokens(trace: Trace, kept: set[int]) -> Iterator[Row]:
@@ -155,7 +176,7 @@ def _tokens(trace: Trace, kept: set[int]) -> Iterator[Row]:
     for (_, begun, ended), group in groupby(range(len(row_of)), row_of.__getitem__):
         run = list(group)
         label = token(trace.tokens[run[0]]) if len(run) == 1 else f"… {len(run)} tokens"
-        yield Row(label, trace.effects[:, run].max(1), begun and not ended, len(run) > 1)
+        yield Row(label, np.fmax.reduce(trace.effects[:, run], 1), begun and not ended, len(run) > 1)
 
 
 def _roles(traces: Sequence[Trace]) -> Iterator[Row]:

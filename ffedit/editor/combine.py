@@ -20,11 +20,12 @@ from torch import Tensor
 from ffedit.algebra.key_moments import KeyMoments
 from ffedit.algebra.linalg import double
 from ffedit.editor.config import EditConfig
-from ffedit.editor.edit import Edit, as_edits, restored, write_
+from ffedit.editor.edit import Edit, as_edits, restored
+from ffedit.editor.job import Job
 from ffedit.editor.key import PromptSet, build_prompts, read_keys, without_sinks
 from ffedit.editor.methods import METHODS, config_from_dict, preset
-from ffedit.editor.provenance import Record, divisions
-from ffedit.editor.solve import Job, problem_of
+from ffedit.editor.provenance import Record
+from ffedit.editor.solve import store
 from ffedit.editor.statistics import by_layer, moments_for
 from ffedit.editor.target_layers import check_routes
 from ffedit.errors import EditError, choices
@@ -49,7 +50,7 @@ def combine(
     Args:
         editable: the model that each of them was computed on; restored afterwards.
         edits: of one layer or several, none of them fine-tuned.
-        method: one that solves from keys and values: "emmet", "memit" or "alphaedit".
+        method: one that solves from keys and values: "emmet", "memit" or "alphaedit" ("rome" for one subject).
         stats: second moments of the keys of all their layers, or the text to collect them on.
         config: numbers of the solution; the values are those of the edits.
         progress: called with the progress.
@@ -58,14 +59,16 @@ def combine(
         EditError: the edits have other bases, share a subject, contain contradicting facts or no keys, or there is no
             solution.
     """
-    solvers = {name: known.solve for name, known in METHODS.items() if known.solve is not None}
+    solvers = {name: known for name, known in METHODS.items() if known.solve is not None}
     if method not in solvers:
         raise EditError(f"method {method!r} solves no batch from keys and values; there is {choices(method, solvers)}")
-    solve = solvers[method]
+    chosen = solvers[method]
     check_model(editable)
-    config, edits = METHODS[method].complete(config or preset("default", method)), as_edits(edits)
+    config, edits = chosen.complete(config or preset("default", method)), as_edits(edits)
     facts = [fact for edit in edits for fact in edit.facts]
     check_facts(facts)
+    if chosen.one_by_one and len(by_subject(facts)) > 1:
+        raise EditError(f"{method} writes one subject after another, not several jointly; combine with emmet, say")
     for edit in edits:
         edit.check(editable)
         if edit.in_chat != editable.chat:
@@ -97,11 +100,7 @@ def combine(
             read = read_keys(editable, ff, prompted)
             if i:
                 V, K = W @ read.K + V - W @ K, read.K
-            problem = problem_of(record, ff, read, K, V)
-            delta = solve(problem)
-            division, guarantee = divisions(delta, problem.C), METHODS[method].guarantee(problem, delta)
-            record.add(ff, delta, subjects, problem.K, problem.V, division, guarantee)
-            write_(ff, delta)
+            store(chosen, record, ff, subjects, read, K, V)
             progress("solving", i + 1, len(ff_layers))
     solutions = [solution for edit in edits for solution in _solutions(edit)]
     configs = {solved["from"]: numbers for solved, numbers in solutions}

@@ -42,11 +42,13 @@ class PromptConfig:
     Attributes:
         contexts: how many prefixes, sampled from the model, stand before the prompt; the bare prompt comes on top.
         context_tokens: lengths of the prefixes in tokens, used in turn.
+        neutral_contexts: take short sentences of the text that ships instead of sampling, where the model speaks it.
         essence_prompts: what else is said of the subject, `{}` in each; the distribution after it is to stay.
     """
 
     contexts: int = 2
     context_tokens: tuple[int, ...] = (5, 10)
+    neutral_contexts: bool = False
     essence_prompts: tuple[str, ...] = ("{} is a",)
 
     def __post_init__(self) -> None:
@@ -91,7 +93,8 @@ class ValueConfig:
         target_loss: the whole loss, in nats, below which a value is done (published: 0.05).
         max_delta_norm: largest ‖δ‖ relative to the residual stream's norm.
         weight_decay: price of ‖δ‖², relative to the residual stream's squared norm, nats.
-        kl_weight: weight of the KL divergence at each essence prompt.
+        kl_weight: weight of the mean KL divergence at the essence prompts.
+        kl_floor: factor on it below which it does not decay.
         penalty_decay: factor on both penalties from step to step: easy facts end while a change is dear and stay
             small, hard ones are reached once it is cheap.
     """
@@ -104,11 +107,12 @@ class ValueConfig:
     max_delta_norm: float = 4.0
     weight_decay: float = 8.0
     kl_weight: float = 1.0
+    kl_floor: float = 0.0
     penalty_decay: float = 0.9
 
     def __post_init__(self) -> None:
         positive = ("step_size", "max_delta_norm", "target_probability", "penalty_decay")
-        check_numbers("value", self, ("steps",), positive, ("kl_weight", "weight_decay"))
+        check_numbers("value", self, ("steps",), positive, ("kl_weight", "kl_floor", "weight_decay"))
         if self.optimizer not in ("gradient", "adam"):
             raise EditError(f"value.optimizer is {self.optimizer!r}; gradient or adam was expected")
 

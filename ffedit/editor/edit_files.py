@@ -1,4 +1,4 @@
-"""The files of an edit's folder, read and checked without torch; and the recipe that makes the edit again.
+"""The files of an edit's folder, read and checked without torch.
 
 Two hashes protect them. The *fingerprint* is the edit's identity: factors, keys, values and facts. The *checksum*
 covers the whole manifest, provenance included: an edit that was scored has the same fingerprint and another checksum.
@@ -9,23 +9,18 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
-import yaml
 from safetensors import SafetensorError, deserialize
 
-from ffedit.editor.config import dotted
 from ffedit.errors import EditError, FactError, brief
 from ffedit.facts.fact import Fact, show
 from ffedit.facts.form import EVERY, INTEGER, NUMBER, OBJECT, TEXT, YES_OR_NO, Form, Maybe, check_form
-from ffedit.facts.text import visible
-
-if TYPE_CHECKING:
-    from ffedit.editor.edit import Edit
 
 FORMAT = 2
 TENSORS, MANIFEST = "edit.safetensors", "manifest.json"
@@ -91,11 +86,20 @@ class Numbers(NamedTuple):
         return np.frombuffer(self.content, self.dtype).astype(np.float64).reshape(self.shape)
 
 
-class Described:
+class Described(ABC):
     """What an edit says of itself, in memory and on disk."""
 
     facts: tuple[Fact, ...]
     provenance: Mapping[str, Any]
+
+    @property
+    @abstractmethod
+    def layers(self) -> list[int]:
+        """The layers that change, in ascending order."""
+
+    @abstractmethod
+    def fingerprint(self) -> str:
+        """Return the edit's identity (`digest`)."""
 
     @property
     def base(self) -> str:
@@ -264,45 +268,3 @@ def checksum(manifest: Mapping[str, Any]) -> str:
     """Hash the manifest as it will be read back: JSON has no tuples, and only strings as keys."""
     plain = json.loads(json.dumps(manifest))
     return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def recipe_of(edit: Edit | SavedEdit) -> dict[str, Any]:
-    """Return the options of `ffedit apply` that make an edit again, whatever the defaults are; EditError for a sum."""
-    about, layers = edit.provenance, edit.layers
-    if not {"config", "model", "computed_in", "method"} <= set(about):
-        raise EditError(f"an edit by {about.get('method')!r} has no recipe: `ffedit apply` does not make such")
-    if layers != list(range(layers[0], layers[-1] + 1)):
-        raise EditError(f"an edit of layers {layers} has no recipe: `ffedit apply` writes to layers side by side")
-    numbers = json.loads(json.dumps(dotted(about["config"])))  # YAML has no tuples
-    if missing := [name for name in ("key.fact_token", "seed") if name not in numbers]:
-        raise EditError(f"an edit without {missing[0]} has no recipe: `ffedit apply` does not make such")
-    return {
-        "model": about["model"],
-        "dtype": about["computed_in"],
-        **({"chat": True} if edit.in_chat else {}),
-        "method": about["method"],
-        "layers": layers[-1],
-        "spread": len(layers),
-        "fact_token": numbers.pop("key.fact_token"),
-        "seed": numbers.pop("seed"),
-        **about.get("inputs", {}),
-        "set": numbers,
-        "facts": [fact.to_dict() for fact in edit.facts],
-    }
-
-
-def to_yaml(recipe: Mapping[str, Any], edit: Edit | SavedEdit) -> str:
-    """Write a recipe as YAML, headed by what it makes."""
-    versions = " ".join(f"{name} {version}" for name, version in edit.provenance.get("versions", {}).items())
-    return (
-        f"# Makes edit {edit.fingerprint()} of base {visible(edit.base)} again: ffedit run FILE\n"
-        f"# {visible(versions)}\n{yaml_of(recipe)}"
-    )
-
-
-def yaml_of(recipe: Mapping[str, Any]) -> str:
-    """Write a recipe as YAML without a heading."""
-    shown = str(yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True, width=110))
-    # YAML leaves characters as they are that change the direction of the text around them; then all are escaped.
-    plain = all(visible(line) == line for line in shown.split("\n"))
-    return shown if plain else str(yaml.safe_dump(recipe, sort_keys=False, width=110))

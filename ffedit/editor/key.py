@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from itertools import cycle, islice
 from typing import Any
 
 import torch
@@ -23,15 +22,14 @@ from ffedit.algebra.linalg import Moment, diagonal, double
 from ffedit.editor.config import EditConfig
 from ffedit.errors import EditError
 from ffedit.facts.fact import Fact
-from ffedit.inference import replay
+from ffedit.inference import own_text, replay
 from ffedit.inference.batching import TOKENS
 from ffedit.inference.contexts import Context, passes
-from ffedit.inference.text import own_text
 from ffedit.loading.distributed import ALONE, ProcessGroup
 from ffedit.model.editable import Editable
 from ffedit.model.feed_forward import FeedForward
 from ffedit.model.hooks import capture
-from ffedit.model.tokenization import Encoded, decode
+from ffedit.model.tokenization import Encoded
 
 # Cosine of a subject's key at the first position with its keys elsewhere, below which it is an attention sink's: of one
 # name's keys in different contexts it is far larger, of a sink's and a name's nearly 0.
@@ -79,12 +77,9 @@ class PromptSet:
 
 
 def _sampled_prefixes(editable: Editable, config: EditConfig) -> tuple[str, ...]:
-    """Sample short texts from the model, as contexts before a prompt."""
-    tokens = config.prompts.context_tokens
-    rows = own_text(editable, config.prompts.contexts, max(tokens, default=1), config.seed)
-    lengths = islice(cycle(tokens), len(rows))
-    texts = (decode(editable.tokenizer, row[:n], special=False).strip() for row, n in zip(rows, lengths, strict=True))
-    return tuple(text for text in texts if text)
+    """Return short texts that the model would say, as contexts before a prompt."""
+    numbers = config.prompts
+    return own_text.contexts(editable, numbers.contexts, numbers.context_tokens, config.seed, numbers.neutral_contexts)
 
 
 def build_prompts(editable: Editable, groups: Sequence[Sequence[Fact]], config: EditConfig) -> list[PromptSet]:
@@ -104,18 +99,29 @@ def _prompt_set(editable: Editable, facts: Sequence[Fact], leads: tuple[str, ...
     for i, fact in enumerate(facts):
         prompts.append(bare[i])
         for lead in leads:  # the prompt as a sentence of its own
-            before = lead + (" " if lead[-1] in ".!?" else ". ")
+            before = sentence(lead)
             span = fact.span[0] + len(before), fact.span[1] + len(before)
             text = replace(editable.encode(before + fact.text, fact.new_object, span), fact_token=at)
             prompts += [text] if len(text.ids) <= limit else []
         fact_of += [i] * (len(prompts) - len(fact_of))
     essence = []
     for form in config.prompts.essence_prompts if config.value.kl_weight else ():
-        start = form.index("{}")
-        text = editable.encode(form.replace("{}", subject), span=(start, start + len(subject)))
-        if len(text.ids) <= limit:
-            essence.append(replace(text, fact_token=at))
+        text = replace(_essence(editable, form, subject), fact_token=at)
+        if leads and text.site == 0:  # without what makes the key there an attention sink's, the term would be dropped
+            text = replace(_essence(editable, form, subject, sentence(leads[0])), fact_token=at)
+        essence += [text] if len(text.ids) <= limit else []
     return PromptSet(tuple(prompts), tuple(fact_of), tuple(essence), leads)
+
+
+def sentence(lead: str) -> str:
+    """Return a prefix as a sentence of its own, with the space behind it."""
+    return lead + (" " if lead[-1] in ".!?" else ". ")
+
+
+def _essence(editable: Editable, form: str, subject: str, before: str = "") -> Encoded:
+    """Encode an essence prompt behind `before`."""
+    start = len(before) + form.index("{}")
+    return editable.encode(before + form.replace("{}", subject), span=(start, start + len(subject)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,13 +132,7 @@ class LayerKeys:
     # mean over the same texts of the residual stream behind the layer at the subject's last token, [d_model, n],
     # float64
     streams: Tensor
-    same: Sequence[Tensor]  # of each, the keys at the subject's last token in all texts, [texts, Σ d_ff]
-
-    @property
-    def lengths(self) -> Tensor:
-        """Norms of the residual stream, [n]: the unit in which δ is measured."""
-        norms: Tensor = self.streams.norm(dim=0).cpu()
-        return norms
+    same: Sequence[Tensor]  # of each, the keys at the subject's last token in the texts that state it, [texts, Σ d_ff]
 
     def add_context_moment(self, C: Moment, weight: float) -> Moment:
         """Add the spread of each key over its contexts to C (`algebra.updates.add_context_moment`)."""
@@ -146,13 +146,12 @@ def read_keys(
 
     Each process of `group` reads its share of the sets, and receives the keys of all.
     """
-    sets = [prompt_set.texts for prompt_set in group.share(prompt_sets)]
+    # Not the essence prompts: what follows them is to stay, so that no full δ is wanted there.
+    sets = [prompt_set.prompts for prompt_set in group.share(prompt_sets)]
     keys, streams = group.in_all(lambda: _read(editable, ff, [text for texts in sets for text in texts]))
     counts = [len(texts) for texts in sets]
-    # The keys of the essence prompts belong to the spread, but not to the mean.
-    stated = [torch.tensor([bool(text.target_ids) for text in texts]) for texts in sets]
     K, means = (
-        torch.stack(group.exchange([double(rows[mask]).mean(0) for rows, mask in zip(of, stated, strict=True)]), 1)
+        torch.stack(group.exchange([double(rows).mean(0) for rows in of]), 1)
         for of in (keys.split(counts), streams.split(counts))
     )
     return LayerKeys(K.to(ff.solve_device), means, group.exchange(keys.split(counts)))

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import transformers
@@ -18,6 +18,7 @@ from ffedit.algebra.key_moments import KeyMoments
 from ffedit.algebra.linalg import Moment, double
 from ffedit.algebra.low_rank import Dense, LowRank, Update
 from ffedit.editor.edit import Edit
+from ffedit.editor.job import Job
 from ffedit.editor.key import PromptSet
 from ffedit.editor.value import Value
 from ffedit.facts.fact import Fact
@@ -27,9 +28,6 @@ from ffedit.model.feed_forward import FeedForward
 from ffedit.model.fingerprint import fingerprint
 from ffedit.model.memory import Address, KeyValueMemory, identity
 from ffedit.version import __version__
-
-if TYPE_CHECKING:
-    from ffedit.editor.solve import Job
 
 
 @dataclass(frozen=True)
@@ -52,9 +50,9 @@ class Record:
 
     def __init__(self, method: str, job: Job) -> None:
         self.job, memories = job, job.memories
+        # By layer, what each solution changed, and the keys and values that it was of.
+        self._solutions: dict[int, list[tuple[LowRank, Tensor, Tensor]]] = {}
         self._updates: dict[Address, Update] = {}
-        self._keys: dict[Address, Tensor] = {}
-        self._values: dict[Address, Tensor] = {}
         again = {fact.subject for fact in job.facts}
         self.kept = {ff.layer: _kept(ff, again, job.after) for ff in job.ff_layers}
         self._about: dict[str, Any] = {
@@ -85,36 +83,50 @@ class Record:
         division: Sequence[float],
         guarantee: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
-        """Record the change of one layer: key [Σ d_ff, n], value [d_model, n] and division factor of each subject.
+        """Record a change of one layer: key [Σ d_ff, n], value [d_model, n] and division factor of each subject.
 
-        Each memory has its own columns of Δ and rows of the keys, and values that sum to `values`. `guarantee` is what
-        the method guarantees of the solution, and its measured value.
+        It comes on top of those that were recorded of the layer before. `guarantee` is what the method guarantees of
+        the solution, and its measured value; it is kept where the layer has one solution.
         """
-        delta, keys, values = delta.cpu(), keys.cpu(), values.cpu()
-        rights, own = ff.split(delta.right, 1), ff.split(keys, 0)
-        for at in own:
-            self._about["subjects"][str(at)] = list(subjects)
-            self._updates[at], self._keys[at] = LowRank(delta.left, rights[at]), own[at]
-            self._about["division"][str(at)] = list(division)
-            if guarantee:
-                self._about.setdefault("guarantee", {})[str(at)] = dict(guarantee)
-        if len(ff.memories) == 1:
-            self._values[ff.memories[0].address] = values
-            return
-        W = {memory.address: double(memory.value).cpu() for memory in ff.memories}
-        outputs = {at: W[at] @ own[at] + self._updates[at] @ own[at] for at in W}
-        missing = (values - sum(outputs.values())) / len(outputs)
-        self._values |= {at: output + missing for at, output in outputs.items()}
+        solutions = self._solutions.setdefault(ff.layer, [])
+        solutions.append((delta.cpu(), keys.cpu(), values.cpu()))
+        for memory in ff.memories:
+            at = str(memory.address)
+            self._about["subjects"].setdefault(at, []).extend(subjects)
+            self._about["division"].setdefault(at, []).extend(division)
+            if guarantee and len(solutions) == 1:
+                self._about.setdefault("guarantee", {})[at] = dict(guarantee)
 
     def add_dense(self, ff: FeedForward, delta: Tensor) -> None:
         """Record a change of one layer, [d_model, Σ d_ff], that was not solved for."""
         self._updates |= {at: Dense(double(change.contiguous()).cpu()) for at, change in ff.split(delta, 1).items()}
 
     def edit(self, solved: Sequence[Mapping[str, Any]]) -> Edit:
-        """Build the edit; `solved` describes how each value was found."""
+        """Build the edit, with the weights as they were; `solved` describes how each value was found."""
+        all_keys: dict[Address, Tensor] = {}
+        all_values: dict[Address, Tensor] = {}
+        for ff in self.job.ff_layers:
+            if solutions := self._solutions.get(ff.layer):
+                deltas, keys, values = zip(*solutions, strict=True)
+                left, right = torch.cat([d.left for d in deltas], 1), torch.cat([d.right for d in deltas])
+                K = torch.cat(keys, 1)
+                self._updates |= {at: LowRank(left, own) for at, own in ff.split(right, 1).items()}
+                all_keys |= ff.split(K, 0)
+                all_values |= self._values_by_memory(ff, ff.split(K, 0), torch.cat(values, 1))
         ratio = max(delta.norm() / self._about["norms"][str(at)] for at, delta in self._updates.items())
         about = {**self._about, "norm_ratio": ratio, "solved": list(solved)}
-        return Edit(self._updates, self._keys, self._values, tuple(self.job.facts), about)
+        return Edit(self._updates, all_keys, all_values, tuple(self.job.facts), about)
+
+    def _values_by_memory(
+        self, ff: FeedForward, keys: Mapping[Address, Tensor], values: Tensor
+    ) -> dict[Address, Tensor]:
+        """Return by memory what its keys give it after the change; the memories' values sum to `values`."""
+        if len(ff.memories) == 1:
+            return {ff.memories[0].address: values}
+        W = {memory.address: double(memory.value).cpu() for memory in ff.memories}
+        outputs = {at: W[at] @ keys[at] + self._updates[at] @ keys[at] for at in W}
+        missing = (values - sum(outputs.values())) / len(outputs)
+        return {at: output + missing for at, output in outputs.items()}
 
 
 def divisions(delta: LowRank, C: Moment) -> list[float]:

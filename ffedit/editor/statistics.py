@@ -1,14 +1,13 @@
 """Collect the second moments of the keys of several layers in one pass over ordinary text, and cache them.
 
-C = E[k kᵀ] determines which keys an edit is to disturb least. Over running text it is dominated by "the" and "is",
-which make up most tokens and need few directions, while a name that occurs once counts for nothing. By default the
-expectation is therefore taken over token *types*: each occurrence is weighted by one over the number of times its token
-occurs, so that a rare name is protected as well as a frequent word. `weighting="tokens"` is the mean over running text,
-as ROME was published.
+C = E[k kᵀ] determines which keys an edit is to disturb least. By default (`Corpus.weighting`) the expectation is the
+mean over running text, as ROME was published: a word counts as often as it is read. `weighting="types"` takes it over
+token *types* instead: each occurrence is weighted by one over the number of times its token occurs, so that a name that
+occurs once counts as much as "the".
 
-A row of text begins as the model's texts do: with BOS if the tokenizer prepends one. The first token is an attention
-sink, whose key does not depend on the token, and is left out; later sinks are detected by the norm of their keys
-(`key_moments`).
+A row of text begins as the model's texts do, with what the tokenizer puts in front (`text.begin_rows`). Those tokens
+are no text, and the first of a row, whichever it is, is an attention sink, whose key does not depend on the token: both
+are left out. Later sinks are detected by the norm of their keys (`key_moments`).
 
 One forward pass computes the keys of every layer up to the deepest one requested. The result is cached under a
 fingerprint of everything it depends on; so is an interrupted pass. Statistics of another model, layer or precision
@@ -45,7 +44,8 @@ from ffedit.files.resuming import load_state, save_state
 from ffedit.inference import replay
 from ffedit.inference.batching import refuse_out_of_memory, split_on_oom
 from ffedit.inference.corpus import Corpus, tokens_for
-from ffedit.inference.text import NEUTRAL_NAME, given, identity, neutral, row_length, sampled
+from ffedit.inference.own_text import sampled
+from ffedit.inference.text import NEUTRAL_NAME, begin_rows, given, identity, neutral, row_length
 from ffedit.loading.distributed import ALONE, ProcessGroup
 from ffedit.model.editable import Editable
 from ffedit.model.feed_forward import FeedForward, Keys
@@ -62,7 +62,7 @@ SAVED_EVERY = 32
 # Relative error of eigenvectors in float64.
 EXACT = 1e-10
 # Version of the rules for which tokens count and how much; cached statistics of other versions are ignored.
-RULES = 2
+RULES = 3
 
 
 def collect(
@@ -87,7 +87,7 @@ def collect(
         raise EditError("a tolerance stops one pass early, and several processes share this one; leave it out")
     corpus = corpus or Corpus()
     ids, words = _text(editable, corpus, progress)
-    if (corpus.tokens if ids is None else len(ids)) < 2:
+    if (corpus.tokens if ids is None else len(ids)) <= max(1, len(editable.start_tokens)):
         raise EditError(f"{corpus}: one token is no text to collect key statistics from; some thousands are needed")
     text, beginning = identity(editable, corpus, ids)
     marks = _marks(editable, memories)
@@ -107,7 +107,7 @@ def collect(
     unfinished = _entry("passes", f"{RULES}:{tolerance}:{text}:{corpus.weighting}:{sorted(marks.values())}{share}")
     if missing:
         ids = sampled(editable, corpus, text, progress) if ids is None else ids
-        ids = begun(editable, ids)
+        ids = begin_rows(editable, ids)
         fitters, seconds = group.in_all(
             lambda: _pass(editable, missing, corpus, ids, unfinished, progress, tolerance, group)
         )
@@ -280,7 +280,7 @@ def _pass(
 ) -> tuple[dict[Address, KeyMomentsFitter], float]:
     """Sum the moments of all `memories` over `ids`, resuming from `unfinished`; return them and the seconds taken."""
     length = row_length(editable)
-    weights = _weights(ids, length, corpus.weighting)
+    weights = _weights(ids, length, len(editable.start_tokens), corpus.weighting)
     # Even a short text is split into two batches, so that its halves can be compared.
     size = length * max(1, min(ROWS_PER_BATCH, -(-len(ids) // (2 * length))))
     fitters = {memory.address: KeyMomentsFitter() for memory in memories}
@@ -400,26 +400,17 @@ def _no_room(memories: Sequence[KeyValueMemory]) -> EditError:
 
 
 def _converged(fitters: Collection[KeyMomentsFitter], tolerance: float | None) -> bool:
-    """Return True if, at a number of batches that is a power of two, every layer's halves agree within `tolerance`."""
+    """Return True if, at a number of batches that is a power of two, every layer has converged within `tolerance`."""
     if tolerance is None or any(fitter.batches.bit_count() != 1 for fitter in fitters):
         return False
-    return all((difference := fitter.convergence()) is not None and difference <= tolerance for fitter in fitters)
+    return all((share := fitter.convergence()) is not None and share <= tolerance for fitter in fitters)
 
 
-def begun(editable: Editable, ids: Tensor) -> Tensor:
-    """Put BOS at the start of each row of a text if the tokenizer prepends one; the number of `ids` [n] is kept."""
-    bos, length = editable.tokenizer.bos_token_id, row_length(editable)
-    if bos is None or editable.tokenizer("a", verbose=False)["input_ids"][:1] != [bos]:
-        return ids
-    text = ids[int(ids[0]) == bos :]
-    rows = [torch.cat([text.new_tensor([bos]), row]) for row in text.split(length - 1)]
-    return torch.cat(rows)[: len(ids)]
-
-
-def _weights(ids: Tensor, length: int, weighting: str) -> Tensor:
-    """Compute token weights, [n], float64, of mean 1: 0 at a row's first position, else by `weighting`."""
+def _weights(ids: Tensor, length: int, start: int, weighting: str) -> Tensor:
+    """Compute token weights, [n], float64, of mean 1, by `weighting`; 0 at a row's `start` tokens and its first one."""
     weights = torch.ones(len(ids), dtype=torch.float64)
-    weights[::length] = 0
+    for position in range(max(1, start)):
+        weights[position::length] = 0
     if weighting == "types":
         counts = ids.long().bincount(weights)
         weights = torch.where(weights > 0, 1 / counts[ids.long()], 0)

@@ -8,21 +8,19 @@ routes are measured before and after.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from ffedit.algebra.linalg import double
 from ffedit.editor.edit import Edit, restored
+from ffedit.editor.job import Job
 from ffedit.editor.key import PromptSet
 from ffedit.errors import EditError
 from ffedit.inference.routing import Routes, mixtures, routes
 from ffedit.model.editable import Editable
 from ffedit.model.feed_forward import FeedForward
 from ffedit.model.tokenization import Encoded
-
-if TYPE_CHECKING:
-    from ffedit.editor.solve import Job
 
 # Share of the texts stating a fact that must be routed to an expert for it to be written.
 OFTEN = 0.5

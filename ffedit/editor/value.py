@@ -3,12 +3,13 @@
 v* = W k* + δ, where δ is added to the layer's output at the subject's last token and optimised until the model predicts
 the new object in every context (ROME, arXiv 2202.05262, eq. 4):
 
-    L(δ) = − mean log P(o* | x, δ)  +  ρᵗ ( λ · mean KL(P(· | x') ‖ P(· | x', δ))  +  μ ‖δ‖² / ‖h‖² )
+    L(δ) = − mean log P(o* | x, δ)  +  ρᵗ ( λ · mean KL(P(· | x') ‖ P(· | x', δ))  +  μ ‖δ‖² / u² )
 
-h is the residual stream behind the layer, and ‖h‖ the unit of every length: δ acts on the stream, while ‖W k*‖ differs
-tenfold between the layers of one model. Steps follow the gradient: Adam at first moves every entry of δ by the same
-amount, which makes δ longer than necessary. The weights of the two penalties decay from step to step (ρ < 1), so that
-an easy fact ends with a small δ, and a hard one reaches its target once they are low. If the new object is more likely
+u is the unit of every length (`ResidualAdd.units`): a δ of this length moves the residual stream h by ‖h‖, while ‖W k*‖
+differs tenfold between the layers of one model; behind a norm, where only the direction of W k* + δ counts, it is
+‖W k*‖. Steps follow the gradient: Adam at first moves every entry of δ by the same amount, which makes δ longer than
+necessary. The weights of the two penalties decay from step to step (ρ < 1), so that an easy fact ends with a small δ,
+and a hard one reaches its target once they are low. If the new object is more likely
 than not in every context from the start, δ is 0: an edit that is in the model already reaches a slightly lower
 probability in single contexts than its value did, and is not to be written again.
 
@@ -35,7 +36,8 @@ from torch import Tensor
 
 from ffedit.algebra.linalg import double
 from ffedit.editor.config import ValueConfig
-from ffedit.editor.key import PromptSet
+from ffedit.editor.key import LayerKeys, PromptSet
+from ffedit.editor.residual_add import find_residual_add
 from ffedit.errors import EditError
 from ffedit.files.resuming import load_state, save_state
 from ffedit.inference import replay
@@ -54,8 +56,8 @@ from ffedit.progress import Progress, silent
 AIM = 1.1
 # Target at step 0, in every context: the new object is likelier than all else together.
 SAID = 0.5
-# Smallest meaningful gradient norm, in nats per ‖h‖: below it the gradient is rounding error, as where nothing that is
-# read depends on δ.
+# Smallest meaningful gradient norm, in nats per unit of δ: below it the gradient is rounding error, as where nothing
+# that is read depends on δ.
 FLAT = 1e-4
 # Numbers in the recordings of a group of values, or in a batch of texts with its gradients: on a CPU 400 MB in float32,
 # since larger batches leave its cache; on a GPU, one of SHARES shares of the free memory.
@@ -82,8 +84,7 @@ def choose_values(
     editable: Editable,
     ff: FeedForward,
     prompt_sets: Sequence[PromptSet],
-    keys: Tensor,
-    lengths: Tensor,
+    keys: LayerKeys,
     config: ValueConfig,
     progress: Progress = silent,
     group: ProcessGroup = ALONE,
@@ -95,17 +96,19 @@ def choose_values(
         editable: the model.
         ff: the layer that the values are of.
         prompt_sets: the texts of each value.
-        keys: k* of each in this layer, [d_ff, n].
-        lengths: norm of the residual stream behind the layer, [n]: the unit in which δ is measured.
+        keys: k* of each in this layer, and the residual stream behind it.
         config: how a value is chosen.
         progress: called with the progress.
         group: processes of which each chooses its share; all receive all values.
         unfinished: file that keeps the values so far, and from which an interrupted choice goes on with the same bits;
             the caller deletes it.
     """
-    W = ff.matrix
-    current = (W @ keys.to(W.device)).T
-    units = lengths.to(current) if config.optimizer == "gradient" else current.norm(dim=1)
+    outputs = ff.matrix @ keys.K
+    current, units = outputs.T, outputs.norm(dim=0)
+    if config.optimizer == "gradient":
+        text = prompt_sets[0].prompts[0]
+        way = group.in_all(lambda: find_residual_add(editable, ff, text, outputs[:, 0]))
+        units = way.units(outputs, keys.streams.to(outputs))
     own = slice(group.rank, None, group.size)
     values = group.in_all(
         lambda: _choose(editable, ff, prompt_sets[own], current[own], units[own], config, progress, unfinished)
@@ -167,12 +170,12 @@ def _read_values(path: Path) -> list[Value]:
 
 
 def _optimise(
-    objective: Objective, current: Tensor, lengths: Tensor, config: ValueConfig, progress: Progress
+    objective: Objective, current: Tensor, units: Tensor, config: ValueConfig, progress: Progress
 ) -> list[Value]:
-    """Minimise each loss; `current` is W k* of each value, [n, d_model], float64, and `lengths` the unit of δ, [n]."""
+    """Minimise each loss; `current` is W k* of each value, [n, d_model], float64, and `units` those of δ, [n]."""
     device, n = objective.editable.device, len(current)
     dtype = torch.promote_types(objective.ff.dtype, torch.float32)
-    unit = lengths.to(device, dtype)[:, None]
+    unit = units.to(device, dtype)[:, None]
     # δ = unit · z.
     z = torch.zeros(n, current.shape[1], dtype=dtype, device=device)
     step_of = _gradient_steps(config) if config.optimizer == "gradient" else _adam_steps(config, unit)
@@ -183,7 +186,7 @@ def _optimise(
     aim, missing = log(AIM * min(config.target_probability, 1.0)), torch.zeros(n, dtype=dtype, device=device)
     for step in range(config.steps + 1):
         penalty = config.penalty_decay**step
-        loss, gradient, answered = objective.loss_and_gradient(z * unit, going, penalty)
+        loss, gradient, answered = objective.loss_and_gradient(z * unit, going, max(penalty, config.kl_floor))
         loss += penalty * config.weight_decay * z.square().sum(1)
         gradient = unit * gradient + 2 * penalty * config.weight_decay * z
         for i in going.nonzero()[:, 0].tolist():
@@ -263,8 +266,10 @@ class Objective:
         ends = torch.tensor([len(text.ids) - bool(text.target_ids) for text in self._texts])
         self._count = ends - self._first
         self._facts = [prompt_set.facts for prompt_set in prompt_sets]
-        # Weights of each text's −log P(answer) and of its KL term; those of a fact's contexts sum to 1.
-        self._answers, self._kept = torch.zeros(len(owners)), torch.full((len(owners),), kl_weight)
+        # Weights of each text's −log P(answer) and of its KL term: those of a fact's contexts sum to 1, those of a
+        # value's essence prompts to `kl_weight`.
+        essence = [kl_weight / max(1, len(prompt_set.essence)) for prompt_set in prompt_sets]
+        self._answers, self._kept = torch.zeros(len(owners)), torch.tensor([essence[owner] for owner in owners])
         contexts = Counter((owner, fact) for owner, fact, _ in self._prompts)
         for owner, fact, row in self._prompts:
             self._answers[row], self._kept[row] = 1 / contexts[owner, fact], 0

@@ -1,10 +1,13 @@
 """Distance of next-token distributions from those of the unedited model: on generic text (drift) and after neighbors.
 
-Generic text is unrelated to the edited facts: a file, or text that the model samples. A file is cut into rows of equal
-length, and perplexity is measured on all of them. Whole distributions are large (of 5,000 neighbors and 50,000 tokens,
-1 GB): drift is measured on as many rows, drawn with a seed, as fit into `TEXT_BYTES`; beyond about `NEIGHBOR_BYTES`,
-a sample of the neighbors is kept, and divergence is measured on these only. Membership in that sample depends on a
-neighbor's own tokens alone, so that several processes draw the same one.
+Generic text is unrelated to the edited facts: a file, or text that the model samples. It is cut into rows of equal
+length, each begun with the tokens that the model's tokenizer puts in front of a text. These are no text: drift is the
+mean over the positions behind them, and perplexity that of all other tokens that something stands before.
+
+Whole distributions are large (of 5,000 neighbors and 50,000 tokens, 1 GB): drift is measured on as many rows, drawn
+with a seed, as fit into `TEXT_BYTES`; beyond about `NEIGHBOR_BYTES`, a sample of the neighbors is kept, and divergence
+is measured on these only. Membership in that sample depends on a neighbor's own tokens alone, so that several processes
+draw the same one.
 """
 
 from __future__ import annotations
@@ -23,8 +26,9 @@ from ffedit.inference import replay
 from ffedit.inference.batching import batches, split_on_oom
 from ffedit.inference.contexts import NO_MEMORY, Context
 from ffedit.inference.generation import log_softmax
-from ffedit.inference.text import own_text
+from ffedit.inference.own_text import own_text
 from ffedit.model.editable import Editable
+from ffedit.model.tokenization import plain_ids
 
 # For the text that the model samples; differs from every seed that an edit uses.
 DRIFT_SEED = 77_000
@@ -41,7 +45,7 @@ class GenericText:
     Of a text file, or without `path` of text that the model samples; the distributions take at most `most` bytes.
 
     Attributes:
-        rows: token ids, rows of equal length.
+        rows: token ids, rows of equal length, each begun with the model's `start_tokens`.
         drift_rows: number of rows that drift is measured on, and number of all rows.
         perplexity: perplexity of the unedited model.
 
@@ -73,15 +77,16 @@ class GenericText:
         editable = editable or self._editable
         distances: list[Tensor] = []
         chosen: list[Tensor] = []
-        model = editable
+        model, start = editable, len(editable.start_tokens)
 
         def read(batch: Sequence[int]) -> tuple[Tensor, list[Tensor]]:
             ids = torch.tensor([self.rows[i] for i in batch])
             reads = torch.cartesian_prod(torch.arange(len(ids)), torch.arange(ids.shape[1]))
             log_probs = log_softmax(replay.forward(model, ids, reads)).float().view(*ids.shape, -1)
-            following = log_probs[:, :-1].gather(-1, ids[:, 1:, None].to(log_probs.device)).flatten().cpu()
+            following = log_probs[:, :-1].gather(-1, ids[:, 1:, None].to(log_probs.device))
+            following = following[:, max(0, start - 1) :].flatten().cpu()
             apart = []
-            for i, row in zip(batch, log_probs, strict=True):
+            for i, row in zip(batch, log_probs[:, start:], strict=True):
                 if i in self._compared:
                     reference = self._reference.setdefault(i, row.cpu())
                     apart.append(divergence(reference.to(row.device), row).cpu())
@@ -101,16 +106,16 @@ class GenericText:
 
 
 def _rows_of(editable: Editable, path: Path) -> list[list[int]]:
-    """Read a file's tokens into rows of equal length; an incomplete last row is dropped."""
+    """Read a file's tokens into rows of equal length, each begun as a text is; an incomplete last row is dropped."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise EditError(f"{path}: cannot be read as text ({error}); a text file in UTF-8 was expected") from error
-    ids: list[int] = list(editable.tokenizer(text, verbose=False)["input_ids"])
-    length = min(FILE_TOKENS, editable.max_tokens, len(ids))
-    if length < 2:
+    ids, start = plain_ids(editable.tokenizer, text), editable.start_tokens
+    if len(ids) < 2:
         raise EditError(f"{path}: comes to {len(ids)} tokens; a text of some sentences was expected")
-    return [ids[i : i + length] for i in range(0, len(ids) - length + 1, length)]
+    length = min(FILE_TOKENS - len(start), editable.max_tokens - len(start), len(ids))
+    return [[*start, *ids[i : i + length]] for i in range(0, len(ids) - length + 1, length)]
 
 
 class ReferenceDistributions:

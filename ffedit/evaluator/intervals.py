@@ -1,14 +1,17 @@
-"""95 % confidence intervals of means over facts.
+"""95 % confidence intervals of means over facts, where the sample is of subjects.
 
-- A proportion, with one outcome of 0 or 1 for each fact (efficacy, generation): Wilson's score interval (1927).
-- Any other mean: the percentile bootstrap over facts (Efron 1979), for shares (0 to 1, as several prompts of one fact
-  give) and their paired differences (−1 to 1) with the rule for unseen facts (`ffedit.algebra.bootstrap`).
+- A proportion, with one outcome of 0 or 1 for each fact (efficacy, generation): Wilson's score interval (1927) of as
+  many outcomes as there are subjects.
+- Any other mean: the percentile bootstrap over subjects (Efron 1979), for shares (0 to 1, as several prompts of one
+  fact give) and their paired differences (−1 to 1) with the rule for unseen ones (`ffedit.algebra.bootstrap`).
 - The harmonic score: the bootstrap; where all draws agree, the interval from the harmonic mean of its parts' lower ends
   to that of their upper ends; for its change, the rule for differences above.
 
-Facts are drawn with all their prompts: prompts of one fact are no independent samples. Before and after an edit, and
-two methods, are compared on the same draws: the interval of the difference is paired. The harmonic score is computed
-anew in every draw from that draw's means.
+Subjects are drawn with all their facts, and facts with all their prompts: neither the facts of one subject nor the
+prompts of one fact are independent samples. Before and after an edit, and two methods, are compared on the same draws:
+the interval of the difference is paired. The harmonic score is computed anew in every draw from that draw's means.
+
+Where the subjects of facts are not given, each fact counts as of its own. One subject alone has no interval.
 """
 
 from __future__ import annotations
@@ -20,7 +23,9 @@ import numpy as np
 
 from ffedit.algebra.bootstrap import (
     Array,
+    Clusters,
     Interval,
+    clusters_of,
     mean_draws,
     mean_interval,
     outcomes,
@@ -35,48 +40,65 @@ Columns: TypeAlias = Mapping[str, Sequence[float | None]]
 
 
 def interval(
-    values: Sequence[float | None], seed: int = SEED, draws: int = DRAWS, share: bool | None = None
+    values: Sequence[float | None],
+    seed: int = SEED,
+    draws: int = DRAWS,
+    share: bool | None = None,
+    subjects: Sequence[str] | None = None,
 ) -> Interval | None:
-    """Return the interval of the mean over the measured facts; None where fewer than two were measured.
+    """Return the interval of the mean over the measured facts; None where fewer than two subjects were measured.
 
-    `values` has one per fact, None where there was nothing to measure. They are shares, 0 to 1, or not (`share`); None:
-    they are taken for shares if all are 0 or 1.
+    `values` has one per fact, None where there was nothing to measure, and `subjects` its subject. Values are shares,
+    0 to 1, or not (`share`); None: they are taken for shares if all are 0 or 1.
     """
-    array = _array(values)
+    clusters = _clusters(subjects)
+    array = _array(values, clusters)
     if array is None:
         return None
     bounds = (0.0, 1.0) if share or (share is None and outcomes(array[~np.isnan(array)])) else None
-    return mean_interval(array, mean_draws(array[:, None], seed, draws)[:, 0], bounds)
+    return mean_interval(array, mean_draws(array[:, None], seed, draws, clusters)[:, 0], bounds, clusters)
 
 
-def paired(before: Sequence[float | None], after: Sequence[float | None]) -> Interval | None:
-    """Return the interval of the mean of after − before over facts where both were measured; None for fewer than two.
+def paired(
+    before: Sequence[float | None], after: Sequence[float | None], subjects: Sequence[str] | None = None
+) -> Interval | None:
+    """Return the interval of the mean of after − before over facts where both were measured; None for one subject.
 
-    Where all values lie between 0 and 1 they are taken for shares. Both must have the same number of facts.
+    Where all values lie between 0 and 1 they are taken for shares. Both sides, and `subjects`, must be of the same
+    facts.
     """
-    array = _array(_differences(before, after))
+    clusters = _clusters(subjects)
+    array = _array(_differences(before, after), clusters)
     if array is None:
         return None
     shares = all(value is None or 0 <= value <= 1 for value in (*before, *after))
-    return mean_interval(array, mean_draws(array[:, None], SEED, DRAWS)[:, 0], (-1.0, 1.0) if shares else None)
+    drawn = mean_draws(array[:, None], SEED, DRAWS, clusters)[:, 0]
+    return mean_interval(array, drawn, (-1.0, 1.0) if shares else None, clusters)
 
 
 def intervals(
-    columns: Columns, seed: int = SEED, draws: int = DRAWS, bounds: tuple[float, float] = (0.0, 1.0)
+    columns: Columns,
+    seed: int = SEED,
+    draws: int = DRAWS,
+    bounds: tuple[float, float] = (0.0, 1.0),
+    subjects: Sequence[str] | None = None,
 ) -> dict[str, Interval]:
     """Return the intervals of several scores of the same facts, on the same draws.
 
-    `columns` has one value per fact by the name of a score; "score" is computed from `SCORE_PARTS`, where all of them
-    were measured. Shares, or differences of shares, lie within `bounds`.
+    `columns` has one value per fact by the name of a score, and `subjects` their subjects; "score" is computed from
+    `SCORE_PARTS`, where all of them were measured. Shares, or differences of shares, lie within `bounds`.
     """
-    kept = {name: array for name, values in columns.items() if (array := _array(values)) is not None}
+    clusters = _clusters(subjects)
+    kept = {name: array for name, values in columns.items() if (array := _array(values, clusters)) is not None}
     kept.pop("score", None)
     if not kept:
         return {}
-    means = mean_draws(np.stack(list(kept.values()), 1), seed, draws)
+    means = mean_draws(np.stack(list(kept.values()), 1), seed, draws, clusters)
     drawn = dict(zip(kept, means.T, strict=True))
     shares = {name for name in kept if METRICS[name.partition("/")[0]].unit == "share"}  # of prompts, for each fact
-    bounded = {name: mean_interval(kept[name], drawn[name], bounds if name in shares else None) for name in kept}
+    bounded = {
+        name: mean_interval(kept[name], drawn[name], bounds if name in shares else None, clusters) for name in kept
+    }
     if all(part in kept for part in SCORE_PARTS):
         mean, low, high = (
             float(_harmonic([getattr(bounded[part], name) for part in SCORE_PARTS])) for name in ("mean", "low", "high")
@@ -86,21 +108,23 @@ def intervals(
     return bounded
 
 
-def changes(before: Columns, after: Columns) -> dict[str, Interval]:
+def changes(before: Columns, after: Columns, subjects: Sequence[str] | None = None) -> dict[str, Interval]:
     """Return the intervals of after − before by name, paired by fact; for "score", of the difference of harmonic means.
 
     In each draw, both harmonic means are of the same facts.
     """
     both = [name for name in before if name in after and name != "score"]
-    differences = intervals({name: _differences(before[name], after[name]) for name in both}, bounds=(-1.0, 1.0))
+    by_name = {name: _differences(before[name], after[name]) for name in both}
+    differences, clusters = intervals(by_name, bounds=(-1.0, 1.0), subjects=subjects), _clusters(subjects)
     differences.pop("score", None)
-    sides = [[_array(side.get(part, ())) for part in SCORE_PARTS] for side in (before, after)]
+    sides = [[_array(side.get(part, ()), clusters) for part in SCORE_PARTS] for side in (before, after)]
     if all(array is not None for side in sides for array in side):
         old, new = (np.stack([array for array in side if array is not None], 1) for side in sides)
-        drawn = [_harmonic(list(mean_draws(side, SEED, DRAWS).T)) for side in (old, new)]
+        drawn = [_harmonic(list(mean_draws(side, SEED, DRAWS, clusters).T)) for side in (old, new)]
         mean = float(_harmonic(list(np.nanmean(new, 0)))) - float(_harmonic(list(np.nanmean(old, 0))))
         score = percentile_interval(mean, drawn[1] - drawn[0])
-        differences["score"] = with_unseen(score, len(old), (-1.0, 1.0)) if score.low == score.high else score
+        units = len(old) if clusters is None else int(clusters.max()) + 1
+        differences["score"] = with_unseen(score, units, (-1.0, 1.0)) if score.low == score.high else score
     return differences
 
 
@@ -108,10 +132,15 @@ def _differences(before: Sequence[float | None], after: Sequence[float | None]) 
     return [None if a is None or b is None else b - a for a, b in zip(before, after, strict=True)]
 
 
-def _array(values: Sequence[float | None]) -> Array | None:
-    """Return the values as float64, NaN where not measured; None where fewer than two facts were measured."""
+def _clusters(subjects: Sequence[str] | None) -> Clusters | None:
+    return None if subjects is None else clusters_of(subjects)
+
+
+def _array(values: Sequence[float | None], clusters: Clusters | None) -> Array | None:
+    """Return the values as float64, NaN where not measured; None where fewer than two subjects were measured."""
     array = np.array([np.nan if value is None else value for value in values], dtype=np.float64)
-    return array if int((~np.isnan(array)).sum()) > 1 else None
+    measured = np.flatnonzero(~np.isnan(array))
+    return array if len(measured if clusters is None else np.unique(clusters[measured])) > 1 else None
 
 
 def _harmonic(means: Sequence[Array] | Sequence[float]) -> Array:

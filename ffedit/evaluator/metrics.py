@@ -113,8 +113,7 @@ def same_subject(q: Questions, now: Responses, before: Responses) -> float | Non
 
     By any of its names, where the data give it; else with what the model said before the edit.
     """
-    says, begins_with = now.generations.says, now.generations.begins_with
-    return _mean([says(p.true, p.new, p.true_aliases) if p.named else begins_with(p.true) for p in q.same_subject])
+    return _still_said(q.same_subject, now)
 
 
 SCORE_PARTS = ("efficacy", "paraphrase", "specificity")
@@ -229,6 +228,15 @@ def paraphrase_token_accuracy(q: Questions, now: Responses, before: Responses) -
 def paraphrase_generation(q: Questions, now: Responses, before: Responses) -> float | None:
     """Share of other wordings after which free greedy generation says the whole new object, or a name of it."""
     return _mean([now.generations.says(pair.new, pair.true, pair.new_aliases) for pair in q.paraphrases])
+
+
+@metric("share", "keep", "said of neighbors", WILD, generates=["neighbors"])
+def neighbor_generation(q: Questions, now: Responses, before: Responses) -> float | None:
+    """Share of neighbors after which free greedy generation says their own object: stricter than `specificity`.
+
+    By any of its names, where the data give it; else what the model said before the edit.
+    """
+    return _still_said(q.neighbors, now)
 
 
 # What follows, and what else moved -----------------------------------------------------------
@@ -361,6 +369,12 @@ def moved(q: Questions, now: Responses) -> list[float]:
     """Return KL(before ‖ now) after those neighbors of a fact whose distributions are kept, nats."""
     contexts = [pair.true.ids[: pair.true.answer] for pair in q.neighbors]
     return [now.divergences[context] for context in contexts if context in now.divergences]
+
+
+def _still_said(pairs: Sequence[Pair], now: Responses) -> float | None:
+    """Return the share of `pairs` whose true object free greedy generation says."""
+    says, begins_with = now.generations.says, now.generations.begins_with
+    return _mean([says(p.true, p.new, p.true_aliases) if p.named else begins_with(p.true) for p in pairs])
 
 
 def _mean(values: Sequence[float]) -> float | None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ffedit.algebra.bootstrap import Interval
 from ffedit.evaluator import intervals
-from ffedit.evaluator.scores import NAMES, FactScores, LeftOut, Scores, columns, mean_kinds, mean_scores
+from ffedit.evaluator.scores import NAMES, FactScores, LeftOut, Scores, columns, mean_kinds, mean_scores, subjects
 from ffedit.evaluator.verdict import Verdict, judge
 from ffedit.facts.text import counted, number
 from ffedit.notebook import Displayed, data_frame
@@ -60,18 +60,21 @@ class Report(Displayed):
 
     @cached_property
     def intervals_before(self) -> dict[str, Interval]:
-        """By score, and by kind as in `kinds`, the 95 % interval of its mean over facts, of two or more."""
-        return intervals.intervals(columns(self.facts_before))
+        """By score, and by kind as in `kinds`, the 95 % interval of its mean over facts, of two subjects or more."""
+        return intervals.intervals(columns(self.facts_before), subjects=subjects(self.facts_before))
 
     @cached_property
     def intervals_after(self) -> dict[str, Interval]:
         """The same after the edit."""
-        return intervals.intervals(columns(self.facts_after or ()))
+        return intervals.intervals(columns(self.facts_after or ()), subjects=subjects(self.facts_after or ()))
 
     @cached_property
     def changes(self) -> dict[str, Interval]:
         """By score and by kind, the interval of after − before, paired by fact."""
-        return intervals.changes(columns(self.facts_before), columns(self.facts_after or ())) if self.after else {}
+        if not self.after:
+            return {}
+        both = columns(self.facts_before), columns(self.facts_after or ())
+        return intervals.changes(*both, subjects=subjects(self.facts_before))
 
     @cached_property
     def known(self) -> tuple[Scores, Scores | None]:

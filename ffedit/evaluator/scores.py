@@ -152,6 +152,11 @@ def columns(facts: Sequence[FactScores]) -> dict[str, Sequence[float | None]]:
     return {**scores, **{name: [fact.kinds.get(name) for fact in facts] for name in kinds}}
 
 
+def subjects(facts: Sequence[FactScores]) -> list[str]:
+    """Return the subject of each fact."""
+    return [fact.fact.subject for fact in facts]
+
+
 def mean_kinds(facts: Sequence[FactScores]) -> dict[str, float]:
     """Return means by kind over the facts that have it."""
     names = dict.fromkeys(name for fact in facts for name in fact.kinds)

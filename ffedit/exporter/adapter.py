@@ -25,7 +25,7 @@ from torch import Tensor
 
 from ffedit.algebra.linalg import double
 from ffedit.algebra.low_rank import LowRank, Update
-from ffedit.editor import Edit
+from ffedit.editor.edit import Edit
 from ffedit.errors import EditError
 from ffedit.exporter.checkpoint import identity_in, rows_of
 from ffedit.files.tensor_ranges import Stored, of_expert, row_blocks, write

@@ -31,7 +31,7 @@ from transformers import PreTrainedModel
 from ffedit.algebra.linalg import double
 from ffedit.algebra.low_rank import LowRank, Update
 from ffedit.algebra.rounding import rounded
-from ffedit.editor import Edit, applied_edits
+from ffedit.editor.edit import Edit, applied_edits
 from ffedit.editor.edit_files import EDITS
 from ffedit.errors import EditError
 from ffedit.files.atomic import os_errors

@@ -24,7 +24,7 @@ from torch import Tensor
 from ffedit.algebra.linalg import double
 from ffedit.algebra.low_rank import LowRank, Update
 from ffedit.algebra.rounding import INDEPENDENT, noise_floor, recover
-from ffedit.editor import Edit
+from ffedit.editor.edit import Edit
 from ffedit.editor.provenance import dtypes, versions
 from ffedit.errors import EditError, ModelError
 from ffedit.exporter.checkpoint import file_name

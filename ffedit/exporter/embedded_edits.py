@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ffedit.algebra.low_rank import Dense, LowRank, Update
-from ffedit.editor import Edit
+from ffedit.editor.edit import Edit
 from ffedit.editor.edit_files import EDITS, embedded
 from ffedit.errors import EditError
 from ffedit.exporter.checkpoint import Plan, Rewrite, export_plan, file_name

@@ -9,8 +9,7 @@ from typing import NamedTuple
 
 import huggingface_hub
 
-from ffedit.editor import Edit
-from ffedit.editor.edit import check_edit, refuse_shared
+from ffedit.editor.edit import Edit, check_edit, refuse_shared
 from ffedit.editor.edit_files import EDITS
 from ffedit.errors import EditError, ModelError, brief, choices
 from ffedit.exporter import gguf

@@ -28,7 +28,7 @@ from torch import Tensor
 from ffedit.algebra.linalg import double
 from ffedit.algebra.low_rank import Dense, LowRank, Update
 from ffedit.algebra.rounding import rounded
-from ffedit.editor import Edit
+from ffedit.editor.edit import Edit
 from ffedit.errors import EditError, brief
 from ffedit.exporter.adapter import Factors, balanced
 from ffedit.exporter.checkpoint import Moved, export_plan

@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 from huggingface_hub import ModelCardData, metadata_load
 
-from ffedit.editor import Edit
+from ffedit.editor.edit import Edit
 from ffedit.editor.edit_files import EDITS
 from ffedit.facts.text import counted, plain, visible
 from ffedit.loading.names import PACKAGES, in_words

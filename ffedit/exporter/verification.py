@@ -26,7 +26,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from ffedit.algebra.linalg import double
-from ffedit.editor import Edit
+from ffedit.editor.edit import Edit
 from ffedit.errors import CheckError, FFEditError, brief
 from ffedit.exporter import adapter, gguf
 from ffedit.exporter.checkpoint import Plan, digest, export_plan, file_name, identity_in, rows_of

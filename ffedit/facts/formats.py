@@ -131,12 +131,46 @@ def mquake(record: Record) -> Parsed:
     return Parsed(tuple(facts), () if alone or not questions else (note,))
 
 
+@record_format("Reveal_Attention_Drift", "requested_rewrite {str}, rewrite {str}")
+def attention_drift(record: Record) -> Fact:
+    """Read a record of "Revealing and Mitigating Over-Attention in Knowledge Editing" (arXiv 2502.14838).
+
+    The request is plain text, and each group of probes {"prompts": [..], "targets": [..]}. What follows from the edit
+    (`p-reasoning`, and `p-subject_alias`, the fact by another name of the subject) is portability; other facts of the
+    subject (`l-relation`) should stay. A prompt that occurs with several targets accepts any of them.
+    """
+    return _fact(
+        record["requested_rewrite"],
+        target=_need(record, "requested_rewrite", "target_new"),
+        previous=record["requested_rewrite"].get("target_true"),
+        paraphrases=[probe.prompt for probe in _group(record, "p-paraphrase")],
+        neighbors=_group(record, "l-neighbor"),
+        same_subject=_group(record, "l-relation"),
+        portability=_group(record, "p-subject_alias") + _group(record, "p-reasoning"),
+        generation=tuple(dict.fromkeys(_listed(_object("generation", record.get("generation") or {}).get("prompts")))),
+        case_id=record.get("case_id"),
+    )
+
+
+def _group(record: Record, name: str) -> tuple[Probe, ...]:
+    """Return the probes of a group, each prompt once; their kind is the group's name."""
+    group = _object(name, record.get(name) or {})
+    prompts, targets = _listed(group.get("prompts")), _listed(group.get("targets"))
+    if len(prompts) != len(targets):
+        raise FactError(f"{name} has {len(prompts)} prompts and {len(targets)} answers to them")
+    answers: dict[Any, list[Any]] = {}
+    for prompt, target in zip(prompts, targets, strict=True):
+        answers.setdefault(prompt, []).append(target)
+    return tuple(_probe(prompt, names, name) for prompt, names in answers.items())
+
+
 @record_format("CounterFact", "requested_rewrite")
 def counterfact(record: Record) -> Fact:
     """Read a record of CounterFact: a request with its probes. The answer to a neighborhood prompt is `target_true`.
 
     `attribute_prompts` are left out: they are about other subjects that have the *new* object already, so
-    their answer neither changes with the edit nor is `previous`. `same_subject` is ffedit's own extension.
+    their answer neither changes with the edit nor is `previous`. `same_subject` and `portability`, prompts with their
+    answers, are ffedit's own extensions.
     """
     return _request(
         _object("requested_rewrite", record["requested_rewrite"]),
@@ -144,6 +178,7 @@ def counterfact(record: Record) -> Fact:
         neighbors=_listed(record.get("neighborhood_prompts")),
         generation=_listed(record.get("generation_prompts")),
         same_subject=_listed(record.get("same_subject")),
+        portability=_listed(record.get("portability")),
         references=_listed(record.get("references")),
         case_id=record.get("case_id"),
     )

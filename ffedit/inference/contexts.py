@@ -4,15 +4,21 @@ Contexts that begin alike are a tree: its tokens stand in one row, those of a co
 attends to those before it in its own context only. A row holds some hundred tokens, whether its contexts share any or
 not, so that hardly any is padded. A row too wide would cost more attention than it spares.
 
-The model receives each token's position, and a mask. Where it takes none, or attends to less than all earlier tokens (a
-sliding window shorter than a context), only a context that begins with all of another shares its row
-(`Editable.packed`). Rows run in batches of similar lengths, padded on the right, where nothing sees the padding.
+The model receives each token's position, and a mask, which replaces its own. Where it takes none, or a layer attends to
+less than all earlier tokens (a sliding window shorter than a context), only a context that begins with all of another
+shares its row (`Editable.packed`). A configuration tells a window by many names, or not at all, so it is measured:
+whether the last token of a text as long as the contexts sees its beginning, in each layer (`attends_to_all`). That
+takes two passes over one text, once a model and length, and only when contexts are as long.
+
+Rows run in batches of similar lengths, padded on the right, where nothing sees the padding.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Generic, TypeAlias, TypeVar
 
 import torch
@@ -23,6 +29,7 @@ from ffedit.inference.batching import batches, split_on_oom
 from ffedit.inference.past import Past, Prefix, takes_positions
 from ffedit.inference.replay import logits_at
 from ffedit.model.editable import Editable
+from ffedit.model.hooks import capture, replace_input, watched
 from ffedit.model.tokenization import pad
 
 Context: TypeAlias = tuple[int, ...]
@@ -36,8 +43,9 @@ WIDTH, TIMES = 128, 4
 NO_MEMORY = "not enough memory to read a single text; use a smaller dtype, or another --device"
 # Implementations of attention that take a mask of each token with each.
 MASKED = ("eager", "sdpa")
-# Names in a configuration of the number of earlier tokens that a layer attends to.
-WINDOWS = ("sliding_window", "window_size", "attention_window_size", "attention_chunk_size")
+# Share of a context's tokens in front of it, one of which its last token has to see where none may be out of a window.
+# Of many, so that 16-bit numbers show it; a text that is as much longer is run.
+FRONT = 0.25
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,10 +76,12 @@ def passes(
         refusal: raised where there is no memory for a single context.
         keep: whether the passes' keys and values are kept, for what goes on from them; in a model that is `resumable`.
     """
+    # No row is longer than the budget.
+    longest = longest_packed(editable, min(budget, max(map(len, contexts), default=0)))
     # Apart, since the mask of trees in a batch is that of all its rows, and knows of no window.
     for some, packed in (
-        ([context for context in contexts if len(context) > editable.packed], 0),
-        ([context for context in contexts if len(context) <= editable.packed], editable.packed),
+        ([context for context in contexts if len(context) > longest], 0),
+        ([context for context in contexts if len(context) <= longest], longest),
     ):
         rows = _rows(sorted(some), packed, budget)
         for batch in batches([len(row.ids) for row in rows], budget):
@@ -169,21 +179,64 @@ def _tree(editable: Editable, rows: Sequence[_Row], width: int) -> dict[str, Ten
     return {"attention_mask": mask[:, None].to(editable.device), "position_ids": positions.to(editable.device)}
 
 
-def longest_packed(editable: Editable) -> int:
-    """Return the most tokens of a context in which each layer attends to all earlier ones; 0 without positions."""
-    config = editable.model.config.get_text_config()
-    windows = [window for name in WINDOWS if (window := getattr(config, name, None))]
-    return min([editable.max_tokens, *windows]) if takes_positions(editable) else 0
+def longest_packed(editable: Editable, longest: int) -> int:
+    """Return the most tokens of a context in which each layer attends to all earlier ones; 0 where none shares a row.
+
+    It is found as far as contexts of `longest` tokens ask for it, and kept in the model.
+    """
+    length = editable.packed
+    while editable.packed and not editable.windowed and length < min(longest, editable.max_tokens):
+        length = min(2 * length, editable.max_tokens)
+    while length > editable.packed:
+        if attends_to_all(editable, length):
+            editable.packed = length
+        else:
+            editable.windowed = True
+            length //= 2
+    return editable.packed
+
+
+@torch.no_grad()
+def attends_to_all(editable: Editable, length: int) -> bool:
+    """Return True if in each layer the last of `length` tokens attends to all of them.
+
+    A text that is longer by n tokens is run twice, the second time with other states of its first n + 1 tokens in front
+    of each layer. Where no window ends in between, the layer's output at the last token differs.
+    """
+    front = 1 + min(int(FRONT * length), editable.max_tokens - length)
+    ids = editable.probe_ids(length + front - 1)
+    plain: list[Tensor] = []
+    seen: list[bool] = []
+
+    def change(states: Tensor, recorded: Tensor) -> Tensor:
+        return torch.cat([-recorded[:, :front], recorded[:, front:]], 1)
+
+    def compare(output: Tensor) -> None:
+        seen.append(not torch.equal(output[:, -1], plain[len(seen)]))
+
+    with ExitStack() as stack:
+        entering = stack.enter_context(capture(dict(enumerate(editable.layers)), inputs=True))
+        for layer in editable.layers:
+            stack.enter_context(watched(layer, lambda output: plain.append(output[:, -1].clone())))
+        stack.enter_context(editable.without_logits())
+        editable.forward(ids)
+    with ExitStack() as stack:
+        for i, layer in enumerate(editable.layers):
+            stack.enter_context(replace_input(layer, partial(change, recorded=entering[i])))
+            stack.enter_context(watched(layer, compare))
+        stack.enter_context(editable.without_logits())
+        editable.forward(ids)
+    return all(seen)
 
 
 @torch.no_grad()
 def check(editable: Editable, ids: Tensor) -> float:
     """Compare two texts that branch in one row with each alone: largest absolute difference of logits.
 
-    `ids` [1, n]: one is the text, the other leaves a token in the middle out. Infinite where attention takes no such
-    mask; FlashAttention would end all work on its device.
+    `ids` [1, n]: one is the text, the other leaves a token in the middle out. Infinite where the model takes no
+    positions, or its attention no such mask; FlashAttention would end all work on its device.
     """
-    if editable.model.config._attn_implementation not in MASKED:
+    if editable.model.config._attn_implementation not in MASKED or not takes_positions(editable):
         return float("inf")
     text = tuple(ids[0].tolist())
     texts = sorted([text, text[: len(text) // 2] + text[len(text) // 2 + 1 :]])

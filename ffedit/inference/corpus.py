@@ -36,7 +36,8 @@ class Corpus:
             None for the text that comes with ffedit where the model predicts it well, and else for sampled text.
         tokens: number of tokens to use, at most.
         seed: of the sampling.
-        weighting: "types" (each occurrence weighs one over its token's frequency) or "tokens" (all weigh the same).
+        weighting: "tokens" (all weigh the same: the mean over running text, as published) or "types" (each occurrence
+            weighs one over its token's frequency).
     """
 
     path: Path | str | None = None

@@ -300,19 +300,3 @@ def _ended(tokens: Tensor, ends: Collection[int]) -> Tensor:
 def _last(count: int) -> Tensor:
     """Return the (row, position) pairs of the last position of each of `count` rows."""
     return torch.tensor([(row, -1) for row in range(count)])
-
-
-def own_text(editable: Editable, rows: int, length: int, seed: int) -> list[list[int]]:
-    """Return token ids [rows][length] that the model generates without a prompt, drawn with `seed`.
-
-    Starts from BOS, or EOS where a model has no BOS, or from tokens drawn at random where it has neither.
-    """
-    generator = torch.Generator().manual_seed(seed)
-    config = editable.model.config.get_text_config()
-    start = editable.tokenizer.bos_token_id
-    start = editable.tokenizer.eos_token_id if start is None else start
-    if start is None:
-        starts = torch.randint(config.vocab_size, (rows, 1), generator=generator).tolist()
-    else:
-        starts = [[int(start)]] * rows
-    return continuations(editable, starts, length, generator)

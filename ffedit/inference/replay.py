@@ -182,24 +182,31 @@ def narrowed(editable: Editable, run: Tensor, at: Tensor) -> AbstractContextMana
     return nullcontext() if feed_forward is None else only_at(feed_forward, run, at)
 
 
-def final_states(
+def run_layers(
     editable: Editable,
     recording: Recording,
-    layer: int,
+    layers: range,
     states: Tensor,
     rows: Tensor,
     start: int,
-    read: Tensor,
-    narrow: bool = False,
+    read: Tensor | None = None,
 ) -> Tensor:
-    """Return the last layer's output at `read`, [k, d_model], of a `resume`: `logits_of` many such runs is one product.
+    """Run `layers` as `resume` does and return the output of the last of them, [n, positions, d_model].
 
-    With `narrow`, the last feed-forward layer is `narrowed` to `read`.
+    With `read`, pairs (rerun, absolute position >= start) [k, 2], the last feed-forward layer is `narrowed` to these.
     """
-    run, at = read[:, 0], read[:, 1] - start - states.shape[1]
-    with capture({0: editable.layers[-1]}) as last, narrowed(editable, run, at) if narrow else nullcontext():
-        resume(editable, recording, layer, states, rows, start, read[:0])
-    return last[0][run, at]
+    if not layers:
+        return states
+    if not editable.resumable and start:  # whole rows: what is skipped has to give the shape of what runs
+        whole = torch.cat([recording.states[layers.start][rows, :start], states], 1)
+        return run_layers(editable, recording, layers, whole, rows, 0, read)[:, start:]
+    with (
+        capture({0: editable.layers[layers[-1]]}) as last,
+        editable.skipping(editable.layers[layers.stop :], states),
+        nullcontext() if read is None else narrowed(editable, read[:, 0], read[:, 1] - start - states.shape[1]),
+    ):
+        resume(editable, recording, layers.start, states, rows, start, torch.zeros(0, 2, dtype=torch.long))
+    return last[0]
 
 
 @torch.no_grad()

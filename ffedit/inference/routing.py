@@ -16,10 +16,10 @@ from ffedit.facts.fact import Fact
 from ffedit.inference import replay
 from ffedit.inference.batching import batches, split_on_oom
 from ffedit.inference.contexts import NO_MEMORY
-from ffedit.inference.text import own_text
+from ffedit.inference.own_text import contexts
 from ffedit.model.editable import Editable
 from ffedit.model.experts import Experts, Routed
-from ffedit.model.tokenization import Encoded, decode, pad
+from ffedit.model.tokenization import Encoded, pad
 
 # Tokens in a batch.
 TOKENS = 4096
@@ -66,8 +66,7 @@ def subject_routes(editable: Editable, facts: Sequence[Fact], seed: int = 0) -> 
     layers = mixtures(editable)
     if not layers:
         return [{} for _ in facts]
-    rows = own_text(editable, CONTEXTS, LENGTH, seed)
-    openings = ["", *(f"{text} " for row in rows if (text := decode(editable.tokenizer, row, special=False).strip()))]
+    openings = ["", *(f"{text} " for text in contexts(editable, CONTEXTS, [LENGTH], seed))]
     result = []
     for fact in facts:
         spans = [(fact.span[0] + len(opening), fact.span[1] + len(opening)) for opening in openings]

@@ -1,14 +1,14 @@
-"""Sources of text, for key statistics and for inspecting memories: the model, a file, a dataset of the hub.
+"""Sources of text, for key statistics and for inspecting memories: what ships, a file, a dataset of the hub.
 
 Where none is named, key statistics use the English text that comes with ffedit (`neutral`) if the model predicts it
-well, and else text sampled from the model; "sampled" asks for the latter. Statistics run a text up to the edited layer
-only, while sampling runs the whole model once for each token: on a real model it is nearly all of the cost.
+well, and else text sampled from the model (`own_text.sampled`); "sampled" asks for the latter. Statistics run a text up
+to the edited layer only, while sampling runs the whole model once for each token: on a real model it is nearly all of
+the cost. But it works for any model and language, contains what the model tends to say, and does not depend on the
+edited facts.
 
-Text sampled from the model with a seed works for any model and language, contains what the model tends to say,
-and does not depend on the edited facts. It is cached.
-
-A file or dataset is read piece by piece until there are enough tokens, never whole. Rows of tokens are cut from the
-stream wherever they end; a text that is shorter than asked for is used as it is.
+A file or dataset is read piece by piece until there are enough tokens, never whole. A text here is its own tokens,
+without special ones: rows are cut from the stream wherever they end, and each begins as the model's texts do
+(`begin_rows`). A text that is shorter than asked for is used as it is.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ import json
 from array import array
 from collections.abc import Iterator
 from functools import cache as once
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -33,16 +32,17 @@ from ffedit.errors import EditError, brief
 from ffedit.files import cache
 from ffedit.files.atomic import read_whole
 from ffedit.files.seal import UNSEALED, check, seal
-from ffedit.inference import generation, replay
+from ffedit.inference import replay
 from ffedit.inference.corpus import Corpus
 from ffedit.model.editable import Editable
 from ffedit.model.fingerprint import fingerprint
-from ffedit.model.tokenization import decode
+from ffedit.model.tokenization import decode, plain_ids
 from ffedit.progress import Progress, silent
 
 # Long enough for local statistics, short enough for any memory, whatever the model's maximum position is.
 ROW_TOKENS = 64
-SAMPLED_ROWS = 256
+# Version of how text is sampled (`own_text`): what was kept of another version is ignored.
+SAMPLING = 2
 # Text is tokenised in pieces of about this many characters, and no longer line than this is held in memory.
 PIECE = 2**15
 # Tokens that identify a text by its beginning, whatever its length.
@@ -63,38 +63,14 @@ def row_length(editable: Editable) -> int:
     return min(ROW_TOKENS, editable.max_tokens)
 
 
-def sampled(editable: Editable, corpus: Corpus, name: str, progress: Progress = silent) -> Tensor:
-    """Return the ids of text that the model samples, [tokens], int32; cached as `name`, in part if interrupted."""
-    kept = cache.path("texts", name, ".safetensors")
-    ids, length = array("i", _kept(kept)), row_length(editable)
-    before, rows = len(ids), -(-corpus.tokens // length)
-    try:
-        for first in range(before // length, rows, SAMPLED_ROWS):
-            # Seeds far enough apart that no other seed samples the same rows.
-            seed = corpus.seed + 1000 + first // SAMPLED_ROWS * 1_000_003
-            said = generation.own_text(editable, min(SAMPLED_ROWS, rows - first), length, seed)
-            ids.extend(chain.from_iterable(said))  # one operation, which an interrupt cannot split
-            progress("sampling text", min(len(ids), corpus.tokens), corpus.tokens)
-    finally:
-        if len(ids) > before:
-            _keep(ids, kept)
-    return _tensor(ids)[: corpus.tokens]
+def begin_rows(editable: Editable, ids: Tensor) -> Tensor:
+    """Cut a text into rows, each begun with `start_tokens`, and return them in a line, as many as `ids` are, [n].
 
-
-def own_text(editable: Editable, rows: int, length: int, seed: int) -> list[list[int]]:
-    """Return cached ids [rows][length] of `generation.own_text`: every edit and evaluation begins with the same rows.
-
-    While edits are in the weights nothing is cached: the model's text changes with each of them.
+    Rows are of `row_length`; the last may be shorter. What the start tokens displace at the end is lost.
     """
-    weights = fingerprint(editable)
-    if editable.history.base not in (None, weights):
-        return generation.own_text(editable, rows, length, seed)
-    path = cache.path("texts", _short(f"rows-{weights}-{rows}-{length}-{seed}".encode()), ".safetensors")
-    ids, width = _kept(path), min(length, editable.max_tokens)
-    if len(ids) != rows * width:
-        ids = list(chain.from_iterable(generation.own_text(editable, rows, length, seed)))
-        _keep(array("i", ids), path)
-    return [ids[i : i + width] for i in range(0, len(ids), width)]
+    start = ids.new_tensor(editable.start_tokens)
+    rows = [torch.cat([start, text]) for text in ids.split(row_length(editable) - len(start))]
+    return torch.cat(rows)[: len(ids)]
 
 
 @once
@@ -106,31 +82,37 @@ def neutral_text() -> str:
 def neutral(editable: Editable) -> Tensor | None:
     """Return the text's ids, [tokens], int32, cached where possible; None where the model predicts the text badly."""
     about = f"{hashlib.sha256(NEUTRAL.read_bytes()).hexdigest()}-{SPOKEN}-{fingerprint(editable)}"
-    path = cache.path("texts", _short(about.encode()), ".safetensors")
-    ids = _kept(path)
+    path = cache.path("texts", digest(about.encode()), ".safetensors")
+    ids = kept_ids(path)
     if not ids:
         if not nats_per_character(editable, neutral_text()) <= SPOKEN:
             return None
-        ids = editable.tokenizer(neutral_text(), add_special_tokens=False, verbose=False)["input_ids"]
-        _keep(array("i", ids), path)
+        ids = plain_ids(editable.tokenizer, neutral_text())
+        keep_ids(array("i", ids), path)
     return _tensor(array("i", ids))
 
 
 @torch.no_grad()
 def nats_per_character(editable: Editable, text: str) -> float:
-    """Return the model's nats per character on the beginning of `text`; infinite for unknown tokens."""
-    ids = editable.tokenizer(text[: 8 * READ_TOKENS], verbose=False)["input_ids"]
-    ids = ids[: min(READ_TOKENS, editable.max_tokens)]
-    said = decode(editable.tokenizer, ids[1:], special=False)
+    """Return the model's nats per character on the beginning of `text`; infinite for unknown tokens.
+
+    The text's first token counts where something stands before it (`start_tokens`).
+    """
+    start = editable.start_tokens
+    ids = [*start, *plain_ids(editable.tokenizer, text[: 8 * READ_TOKENS])][: min(READ_TOKENS, editable.max_tokens)]
+    first = max(1, len(start))
+    said = decode(editable.tokenizer, ids[first:], special=False)
     if editable.tokenizer.unk_token_id in ids or not said.strip():
         return float("inf")
-    reads = torch.tensor([(0, at) for at in range(len(ids) - 1)])
+    reads = torch.tensor([(0, at) for at in range(first - 1, len(ids) - 1)])
     logits = replay.forward(editable, torch.tensor([ids]), reads)
-    scores = logits.float().log_softmax(-1).gather(-1, torch.tensor(ids[1:], device=logits.device)[:, None])
+    scores = logits.float().log_softmax(-1).gather(-1, torch.tensor(ids[first:], device=logits.device)[:, None])
     return -float(scores.sum()) / len(said)
 
 
-def _keep(ids: array[int], path: Path) -> None:
+def keep_ids(ids: array[int], path: Path) -> None:
+    """Cache the ids of a text."""
+
     def save(temporary: Path) -> None:
         save_file({"ids": _tensor(ids)}, temporary, metadata=UNSEALED)
         seal(temporary)
@@ -143,8 +125,8 @@ def _checked(path: Path) -> dict[str, Tensor]:
     return load_file(path)
 
 
-def _kept(path: Path) -> list[int]:
-    """Return the ids of a text that was sampled before, possibly in part."""
+def kept_ids(path: Path) -> list[int]:
+    """Return the ids of a text that was cached before, possibly in part; none where there is no sound file."""
     try:
         if not path.exists():
             return []
@@ -171,12 +153,9 @@ def texts(corpus: Corpus) -> tuple[Iterator[str], bool]:
 
 def given(editable: Editable, corpus: Corpus, progress: Progress = silent) -> Tensor:
     """Return the first ids of the text that `corpus` names, [tokens or fewer], int32; EditError as of `texts`."""
-    pieces, documents = texts(corpus)
     ids = array("i")
-    for text in pieces:
-        # The tokenizer's special tokens stand at the beginning of a document, not of a piece of one.
-        begins = documents or not ids
-        ids.extend(editable.tokenizer(text, add_special_tokens=begins, verbose=False)["input_ids"])
+    for text in texts(corpus)[0]:
+        ids.extend(plain_ids(editable.tokenizer, text))
         progress("reading text", min(len(ids), corpus.tokens), corpus.tokens)
         if len(ids) >= corpus.tokens:
             break
@@ -191,12 +170,13 @@ def identity(editable: Editable, corpus: Corpus, ids: Tensor | None = None) -> t
     A given text is identified by its `ids`; a sampled one by all that the sampling depends on.
     """
     if ids is None:
-        beginning = f"sampled-{fingerprint(editable)}-{corpus.seed}"
-        return _short(f"{beginning}-{corpus.tokens}".encode()), _short(beginning.encode())
-    return _short(ids.numpy().tobytes()), _short(ids[:BEGINNING].numpy().tobytes())
+        beginning = f"sampled-{SAMPLING}-{fingerprint(editable)}-{corpus.seed}"
+        return digest(f"{beginning}-{corpus.tokens}".encode()), digest(beginning.encode())
+    return digest(ids.numpy().tobytes()), digest(ids[:BEGINNING].numpy().tobytes())
 
 
-def _short(content: bytes) -> str:
+def digest(content: bytes) -> str:
+    """Return 16 hexadecimal digits that identify `content`."""
     return hashlib.sha256(content).hexdigest()[:16]
 
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, takewhile
 from random import Random
 
 import torch
@@ -149,12 +149,12 @@ class Removal(View):
     triggers: int  # number of triggers
 
 
-def _shortened(ids: Row, start: int | None, rng: Random) -> list[Row]:
+def _shortened(ids: Row, start: Sequence[int], rng: Random) -> list[Row]:
     """Return a prefix, and without its first, its last and a random token; nothing where nothing would be left.
 
-    `start` is the id that the tokenizer puts in front of every text, if it does.
+    `start` are the ids that the tokenizer puts in front of every text, which are never removed.
     """
-    first = 1 if ids[0] == start else 0
+    first = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(ids, start, strict=False)))
     if len(ids) - first < 2:
         return []
     inside = range(first + 1, len(ids) - 1) or range(first, len(ids))
@@ -168,7 +168,7 @@ def removals(
 
     None for a key that has no trigger of two tokens. The layer may be reduced to some of its experts.
     """
-    start, each = stack.tokenizer.bos_token_id, 1 + len(REMOVED)
+    start, each = stack.start_tokens, 1 + len(REMOVED)
     rows: list[Row] = []
     counts = []
     for key, triggers in zip(keys, prefixes, strict=True):

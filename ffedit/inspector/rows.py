@@ -6,9 +6,10 @@
 - The decoder of an encoder-decoder model reproduces its encoder's input: the encoder reads a row without its first id,
   which starts decoding, the decoder without its last one. Through the encoder, the context is the whole row here, too.
 
-For a causal decoder a longer text is cut into rows that share the token at the cut, which is run once. A document of a
-corpus of documents begins a row of its own, as the sentences of Geva et al. do (arXiv 2012.14913, section 3.1). For
-other stacks each row is a text of its own, with the special tokens that the tokenizer puts around one.
+For a causal decoder a longer text is cut into rows that share the token at the cut, which is run once; each begins with
+the tokens that the tokenizer puts in front of a text. A document of a corpus of documents begins a row of its own, as
+the sentences of Geva et al. do (arXiv 2012.14913, section 3.1). For other stacks each row is a text of its own, with
+the special tokens that the tokenizer puts around one.
 
 A pass stores its rows in shards of `CHUNK` rows, of which one or two are read at a time: memory does not depend on the
 length of the text. The *flat index* of a position is row · `WIDTH` + its index in the row.
@@ -33,9 +34,10 @@ from ffedit.errors import EditError
 from ffedit.files.atomic import write_file
 from ffedit.files.seal import UNSEALED, check, seal
 from ffedit.inference.corpus import Corpus
-from ffedit.inference.text import ROW_TOKENS, identity, sampled, texts
+from ffedit.inference.own_text import sampled
+from ffedit.inference.text import ROW_TOKENS, identity, texts
 from ffedit.model.editable import Editable, Stack
-from ffedit.model.tokenization import pad
+from ffedit.model.tokenization import pad, plain_ids, special_tokens
 from ffedit.progress import Progress, silent
 
 Row = tuple[int, ...]
@@ -122,8 +124,9 @@ def rows_of(stack: Stack, corpus: Corpus, progress: Progress = silent) -> Iterat
     length, left, layout = min(ROW_TOKENS, stack.max_tokens), corpus.tokens, RowLayout.of(stack)
     rows: Iterator[Sequence[int]] = _enclosed(stack, corpus, length)
     if stack.causal:
-        documents = _documents(stack, corpus, length, progress)
-        rows = (ids[at : at + length + 1] for ids in documents for at in range(0, len(ids) - 1, length))
+        start, room = stack.start_tokens, length - len(stack.start_tokens)
+        documents = _documents(stack, corpus, room, progress)
+        rows = ([*start, *ids[at : at + room + 1]] for ids in documents for at in range(0, len(ids) - 1, room))
     for ids in rows:
         row = tuple(ids[: left + layout.predicts_next])
         left -= layout.length(row)
@@ -140,12 +143,10 @@ def _enclosed(stack: Stack, corpus: Corpus, length: int) -> Iterator[Row]:
     """Yield rows of at most `length` ids, with the tokenizer's special tokens; in a decoder, with its start id, too."""
     if corpus.named is None:
         raise EditError(f"{stack.name}: its {stack.kind} samples no text; give a text file with --corpus")
-    plain, whole = (stack.tokenizer("a", add_special_tokens=special)["input_ids"] for special in (False, True))
-    at = next(i for i in range(len(whole) + 1) if whole[i : i + len(plain)] == plain)
-    before, after = [*_start(stack), *whole[:at]], whole[at + len(plain) :]
-    room = length - len(whole) + len(plain)
+    front, after = special_tokens(stack.tokenizer)
+    before, room = [*_start(stack), *front], length - len(front) - len(after)
     for text in texts(corpus)[0]:
-        ids = stack.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+        ids = plain_ids(stack.tokenizer, text)
         for first in range(0, len(ids) - 1, room):
             yield (*before, *ids[first : first + room], *after)
 
@@ -160,7 +161,7 @@ def _start(stack: Stack) -> list[int]:
 
 
 def _documents(stack: Stack, corpus: Corpus, length: int, progress: Progress) -> Iterator[Sequence[int]]:
-    """Yield the ids of each document; of running text, pieces of whole rows, each beginning with the last id before."""
+    """Yield the plain ids of each document; of running text, those of whole rows, beginning with the last id before."""
     if corpus.named is None:
         assert isinstance(stack, Editable)
         for row in sampled(stack, corpus, identity(stack, corpus)[0], progress).split(length):
@@ -168,8 +169,8 @@ def _documents(stack: Stack, corpus: Corpus, length: int, progress: Progress) ->
         return
     pieces, documents = texts(corpus)
     held: list[int] = []
-    for number, text in enumerate(pieces):
-        ids = stack.tokenizer(text, add_special_tokens=documents or not number, verbose=False)["input_ids"]
+    for text in pieces:
+        ids = plain_ids(stack.tokenizer, text)
         if documents:
             yield ids
             continue

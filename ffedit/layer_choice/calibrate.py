@@ -1,11 +1,10 @@
-"""Choose the layer to edit in a model, once, by editing facts that the model knows.
+"""Try layers by editing: write facts that the model knows at each of several layers, and measure.
 
-The layer that recalls a fact is not always the best one to edit (Hase et al. 2023, arXiv 2301.04213), and one fact's
-trace is weak evidence about a model. So the model is asked a small set of facts that ships with ffedit. Those that it
-knows are traced at the token where the key is read, and a few are written at each of a few candidates: the layer of the
-largest effect, the published one, and early ones, where most models edit best. The layer of the best harmonic mean of
-efficacy, paraphrase and specificity is chosen; of those within `TIE` of it the one nearest to the published layer, or
-to the usual share of the depth.
+The layer that recalls a fact is not always the best one to edit (Hase et al. 2023, arXiv 2301.04213). `choose_layer`
+writes facts at a few candidates, by default of a set that ships with ffedit, those that the model knows. The layer of
+the best harmonic mean of efficacy, paraphrase and specificity is chosen; of those within `TIE` of it the one nearest to
+the layer that `auto` takes. A sweep writes given facts at every layer; compared with their trace it shows how far to
+trust a trace in this model.
 
 The amount of work is fixed by counts, not by time, so that the same model gives the same layer.
 """
@@ -16,17 +15,20 @@ import hashlib
 import json
 import logging
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from datetime import date
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import fmean, harmonic_mean
 from typing import Any
 
 from ffedit.algebra.key_moments import KeyMoments
-from ffedit.editor import METHODS, EditConfig, check_method, collect, preset, write
-from ffedit.editor.edit import base_of
-from ffedit.errors import FactError
+from ffedit.editor.checks import in_reach
+from ffedit.editor.config import EditConfig
+from ffedit.editor.methods import METHODS, check_method, preset
+from ffedit.editor.statistics import collect
+from ffedit.editor.write import write
+from ffedit.errors import EditError, FactError
 from ffedit.evaluator.evaluate import Evaluation
 from ffedit.evaluator.formulas import exact_match
 from ffedit.evaluator.prompts import questions
@@ -37,37 +39,38 @@ from ffedit.files import cache
 from ffedit.files.seal import sealed, unsealed
 from ffedit.inference import generation
 from ffedit.inference.corpus import Corpus, tokens_for
-from ffedit.layer_choice.published import nearest, published
-from ffedit.locator import TraceSet, locate_all
+from ffedit.layer_choice.published import AutoLayer, auto_layer
+from ffedit.locator import TraceSet
+from ffedit.locator.result import rank_correlation
 from ffedit.model.editable import Editable, check_model
-from ffedit.model.memory import Address
+from ffedit.model.fingerprint import fingerprint
+from ffedit.model.memory import Address, as_layers
 from ffedit.notebook import Displayed
 from ffedit.progress import Progress, silent
-from ffedit.version import __version__
 
 logger = logging.getLogger(__name__)
 
+RATES = ("efficacy", "paraphrase", "specificity")
 FACTS = Path(__file__).with_name("calibration.json")
-# A model that knows fewer of the facts cannot be calibrated on them.
-LEAST = 3
-# Known facts that are traced, corrupted runs of each, and known facts that are written at each candidate.
-TRACED, SAMPLES, WRITTEN = 4, 2, 6
-# Models of up to SHALLOW layers try them all; deeper ones try these shares of the depth, the traced and the published.
-SHALLOW, SHARES = 6, (1 / 16, 1 / 8, 1 / 4)
+# Layers are not compared on fewer facts; of those that ship, so many are written at each.
+LEAST, WRITTEN = 3, 6
+# Models of up to SHALLOW layers try them all; deeper ones these shares of the depth and the layer that `auto` takes.
+SHALLOW, SHARES = 6, (1 / 16, 1 / 8, 1 / 4, 3 / 8)
 # Scores of so few facts that lie nearer than this are not told apart: one fact of six weighs more.
 TIE = 0.05
-# Where no layer was published: those that were lie between .15 and .35 of the depth.
-USUAL = 1 / 4
 # Tokens generated for an answer: those of an object, and one that shows that it is complete.
 OWN_TOKENS = 8
+# A sweep of fewer facts is evidence about these facts, not about the model, and is not cached.
+MANY = 10
 
 
 @dataclass(frozen=True)
 class LayerScore:
-    """Scores of tracing and editing at one layer.
+    """Scores of edits at one layer.
 
     Attributes:
-        effect: average indirect effect at the subject's last token, window of layers around this one.
+        effect: average indirect effect at the subject's last token, window of layers around this one; None where
+            nothing was traced.
         efficacy: after editing the facts in this layer, as are `paraphrase` and `specificity`; each None where it was
             not measured.
         score: harmonic mean of those that were measured; None without efficacy.
@@ -85,7 +88,7 @@ class LayerScore:
     @classmethod
     def of(cls, layer: int, effect: float | None, scores: Scores) -> LayerScore:
         """Build the row of a layer from its effect and the scores of the edits at it."""
-        rates = {name: getattr(scores, name) for name in ("efficacy", "paraphrase", "specificity")}
+        rates = {name: getattr(scores, name) for name in RATES}
         if scores.efficacy is None:
             return cls(layer, effect, **rates, score=None)
         measured = {name: rate for name, rate in rates.items() if rate is not None}
@@ -94,69 +97,8 @@ class LayerScore:
         return cls(layer, effect, **rates, score=score, magnitude=fmean(sizes) if sizes else None)
 
 
-@dataclass(frozen=True)
-class Choice(Displayed):
-    """Layer to edit in a model, and the evidence for it.
-
-    Attributes:
-        layer: the layer; None if the model knows too few of the calibration facts.
-        method: that the candidates were edited with.
-        asked: number of facts that the model was asked.
-        known: how many of them it knows.
-        written: how many were written at each candidate.
-        effects: average indirect effect at the subject's last token over the traced facts, [layers]; empty if `layer`
-            is None, since none were traced.
-        total: average total effect.
-        traced: the layer that the trace finds, or None if it shows no site.
-        prior: the published layer, or None.
-        source: of the prior.
-        made: date, YYYY-MM-DD.
-    """
-
-    layer: int | None
-    method: str
-    asked: int
-    known: int
-    written: int = 0
-    rows: tuple[LayerScore, ...] = ()
-    effects: tuple[float, ...] = ()
-    total: float | None = None
-    traced: int | None = None
-    prior: int | None = None
-    source: str | None = None
-    seconds: float = 0.0
-    made: str = ""
-
-    def __repr__(self) -> str:
-        scores = ", ".join(f"{row.layer}: {row.score or 0:.2f}" for row in self.rows)
-        return f"Choice of layer {self.layer} ({self.method}, {self.known} of {self.asked} facts known; {scores})"
-
-    def within(self, allowed: range) -> int | None:
-        """Return the layer, or the best allowed candidate, or the nearest allowed layer; None if none was chosen."""
-        if self.layer is None or self.layer in allowed:
-            return self.layer
-        if rows := [row for row in self.rows if row.layer in allowed]:
-            return best(rows, expected(self.prior, len(self.effects)))
-        return nearest(allowed, self.layer)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain JSON."""
-        return dict(json.loads(json.dumps(asdict(self))))
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Choice:
-        """Build a choice from what `to_dict` returned."""
-        rows = tuple(LayerScore(**row) for row in values["rows"])
-        return cls(**{**values, "rows": rows, "effects": tuple(values["effects"])})
-
-
-def expected(published: int | None, depth: int) -> int:
-    """Return the layer to expect in a model of `depth` layers: the published one, or the usual share of the depth."""
-    return round(USUAL * depth) if published is None else published
-
-
-def best(rows: Iterable[LayerScore], prior: int | None = None) -> int:
-    """Return the layer of the best score; of those within `TIE` of it the one nearest to the prior, where there is one.
+def best(rows: Iterable[LayerScore], expected: int | None = None) -> int:
+    """Return the layer of the best score; of those that tie with it (`tied`) the one nearest to the `expected` layer.
 
     Among equals: where the magnitude is largest, then where tracing shows the strongest effect.
     """
@@ -165,84 +107,131 @@ def best(rows: Iterable[LayerScore], prior: int | None = None) -> int:
         score, magnitude = (-1.0 if value is None else value for value in (row.score, row.magnitude))
         return score, magnitude, row.effect or 0.0
 
-    rows = sorted(rows, key=rank, reverse=True)
-    tied = [row for row in rows if prior is not None and rank(row)[0] >= rank(rows[0])[0] - TIE]
-    return min(tied, key=lambda row: abs(row.layer - (prior or 0))).layer if tied else rows[0].layer
+    ranked = sorted(rows, key=rank, reverse=True)
+    if expected is None:
+        return ranked[0].layer
+    return min(tied(ranked), key=lambda row: abs(row.layer - expected)).layer
+
+
+def tied(rows: Sequence[LayerScore]) -> list[LayerScore]:
+    """Return the rows whose score is within `TIE` of the best."""
+    scores = [-1.0 if row.score is None else row.score for row in rows]
+    return [row for row, score in zip(rows, scores, strict=True) if score >= max(scores) - TIE]
+
+
+def edit_at(
+    editable: Editable,
+    facts: Sequence[Fact],
+    layers: Sequence[int],
+    method: str,
+    config: EditConfig,
+    stats: Corpus | Mapping[Address, KeyMoments] | None,
+    traces: TraceSet | None = None,
+    progress: Progress = silent,
+) -> tuple[LayerScore, ...]:
+    """Write all `facts` into each of `layers` in turn, and measure; the key statistics are collected in one pass."""
+    evaluation, effects = Evaluation(editable, facts, progress), None if traces is None else traces.at_subject
+    if METHODS[method].statistics and (stats is None or isinstance(stats, Corpus)):
+        memories = [memory for layer in layers for memory in editable.feed_forward[layer].memories]
+        text = stats or Corpus(tokens=tokens_for(len(by_subject(facts))), seed=config.seed)
+        stats = collect(editable, memories, text, progress)
+    rows = []
+    for layer in layers:
+        edit = write(editable, facts, method, [layer], config, stats, progress=progress)
+        with edit.applied(editable):
+            scores = mean_scores(one.scores for one in evaluation.scores())
+        rows.append(LayerScore.of(layer, None if effects is None else float(effects[layer]), scores))
+    return tuple(rows)
+
+
+# A few layers -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Choice(Displayed):
+    """Layer that trial edits choose, and the evidence for it.
+
+    Attributes:
+        layer: the best of the layers that were tried; of those whose scores tie, the nearest to `auto`'s.
+        method: that the facts were written with.
+        asked: number of facts that the model was asked.
+        known: how many of them it knows.
+        prompts: number of prompts that each rate is measured on; those of efficacy are the facts written.
+        rows: scores by layer.
+        auto: the layer that `auto` takes.
+        seconds: that it took.
+    """
+
+    layer: int
+    method: str
+    asked: int
+    known: int
+    rows: tuple[LayerScore, ...]
+    auto: AutoLayer
+    prompts: Mapping[str, int] = field(default_factory=dict)
+    seconds: float = 0.0
+
+    def __repr__(self) -> str:
+        scores = ", ".join(f"{row.layer}: {row.score or 0:.2f}" for row in self.rows)
+        return f"Choice of layer {self.layer} ({self.method}, {self.known} of {self.asked} facts known; {scores})"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain JSON."""
+        plain = dict(json.loads(json.dumps(asdict(self))))
+        auto = {"layer": self.auto.layer, "by": self.auto.by}
+        return {**plain, "auto": auto, "tied": [row.layer for row in tied(self.rows)]}
 
 
 def choose_layer(
     editable: Editable,
     method: str = "memit",
     facts: FactLike | Iterable[FactLike] | None = None,
+    layers: int | Iterable[int] | None = None,
     config: EditConfig | None = None,
     stats: Corpus | None = None,
     progress: Progress = silent,
 ) -> Choice:
-    """Choose the layer to edit in this model, or return the cached choice for the same arguments.
+    """Choose a layer by writing facts that the model knows into each of a few, and measuring.
 
     Args:
-        editable: the model; restored afterwards. Applied edits do not change the choice.
-        method: that the candidates are edited with.
-        facts: with previous objects and targets, and with paraphrases and neighbors; None for those that ship.
-        config: of the edits; None for the method's defaults, whatever the edit that follows is made with.
+        editable: the model; restored afterwards.
+        method: that the facts are written with.
+        facts: with previous objects and targets, and with paraphrases and neighbors; None for `WRITTEN` of those that
+            ship and that the model knows.
+        layers: to try; None for a few shares of the depth, and the layer that `auto` takes.
+        config: of the edits; None for the method's defaults.
         stats: the text to collect key statistics on; None for the usual one (`ffedit.stats`).
         progress: called with the progress.
 
     Raises:
-        EditError: an unknown method, or statistics that cannot be collected.
+        EditError: an unknown method, a layer that is not there or from which nothing reaches the answers, a model that
+            knows fewer than `LEAST` of the facts, or statistics that cannot be collected.
     """
     check_model(editable, Editable)
+    started, depth = time.perf_counter(), len(editable.layers)
     config = config or preset("default", check_method(method).name)
+    auto = auto_layer(editable, method)
+    tried = candidates(depth, auto.layer) if layers is None else sorted(set(as_layers(layers)))
+    if not tried or not set(tried) <= set(range(depth)):
+        raise EditError(f"layers {tried} were asked for, but {editable.name} has layers 0 to {depth - 1}")
     asked = read_facts(FACTS) if facts is None else as_facts(facts)
-    path = _path(editable, method, asked, config, stats)
-    if (cached := _read(path, len(editable.layers))) is not None:
-        logger.info("layer %s by %s, chosen earlier: %s", cached.layer, method, path)
-        return cached
-    started = time.perf_counter()
-    choice = _calibrate(editable, method, asked, config, stats, progress)
-    choice = replace(choice, seconds=round(time.perf_counter() - started, 1), made=date.today().isoformat())
-    write_json(path, choice.to_dict())
-    logger.info("layer %s by %s, chosen in %.1f s", choice.layer, method, choice.seconds)
-    return choice
-
-
-def remembered(editable: Editable, method: str = "memit") -> Choice | None:
-    """Read the cached choice for this model with the method's defaults; None if there is none."""
-    return _read(_path(editable, method, read_facts(FACTS), preset("default", method), None), len(editable.layers))
-
-
-def _calibrate(
-    editable: Editable,
-    method: str,
-    asked: Sequence[Fact],
-    config: EditConfig,
-    stats: Corpus | None,
-    progress: Progress,
-) -> Choice:
     known = known_facts(editable, asked)
     if len(known) < LEAST:
-        return Choice(None, method, len(asked), len(known))
-    facts = in_turn(known)
-    seed, token = config.seed, config.key.fact_token
-    traces = locate_all(editable, facts[:TRACED], samples=SAMPLES, seed=seed, token=token, progress=progress)
-    row = published(editable.model.config.get_text_config())
-    prior = None if row is None else row.layer(method)
-    layers = candidates(len(editable.layers), traces.site, prior)
-    written = facts[:WRITTEN]
-    rows = edit_at(editable, written, layers, method, config, stats, traces, progress)
-    return Choice(
-        layer=best(rows, expected(prior, len(editable.layers))),
-        method=method,
-        asked=len(asked),
-        known=len(known),
-        written=len(written),
-        rows=rows,
-        effects=tuple(map(float, traces.at_subject)),
-        total=traces.total,
-        traced=traces.site,
-        prior=prior,
-        source=None if row is None else f"{row.name}: {row.source}",
-    )
+        whose = "calibration facts that ship" if facts is None else "facts"
+        raise EditError(
+            f"{editable.name} knows {len(known)} of the {len(asked)} {whose}, and layers are compared on at least "
+            f"{LEAST}; give facts with `previous` objects that it says"
+        )
+    written = in_turn(known)[:WRITTEN] if facts is None else known
+    for layer in tried:
+        in_reach(editable, written, check_method(method), range(layer, layer + 1), config.key.fact_token)
+    rows = edit_at(editable, written, tried, method, config, stats, progress=progress)
+    counts = Counter(name for q in questions(editable, written, written) for name, *_ in q.by_score)
+    prompts = {"efficacy": len(written), **{name: counts[name] for name in RATES[1:]}}
+    seconds = round(time.perf_counter() - started, 1)
+    choice = Choice(best(rows, auto.layer), method, len(asked), len(known), rows, auto, prompts, seconds)
+    logger.info("layer %s by %s, chosen in %.1f s", choice.layer, method, choice.seconds)
+    return choice
 
 
 def known_facts(editable: Editable, facts: Sequence[Fact]) -> list[Fact]:
@@ -272,62 +261,86 @@ def in_turn(facts: Sequence[Fact]) -> list[Fact]:
     return [first[i] for i in sorted(range(len(first)), key=turns.__getitem__)]
 
 
-def candidates(depth: int, traced: int | None, prior: int | None) -> list[int]:
-    """Return the layers to try in a model of `depth` layers.
+def candidates(depth: int, auto: int) -> list[int]:
+    """Return the layers to try in a model of `depth` layers, where `auto` takes that layer.
 
     The last layer is excluded: no later attention layer carries what it writes at the subject to the prompt's end.
     """
     if depth <= SHALLOW:
         return list(range(max(1, depth - 1)))
-    layers = {round(share * depth) for share in SHARES} | {layer for layer in (traced, prior) if layer is not None}
-    return sorted(layer for layer in layers if layer < depth - 1)
+    return sorted({auto, *(round(share * depth) for share in SHARES)})
 
 
-def edit_at(
+# All layers ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Scores of edits at each layer whose output reaches the answer."""
+
+    rows: tuple[LayerScore, ...]
+    traced: int | None  # the layer that tracing chooses, or None if it shows no site
+    # Spearman's rank correlation of effect and score over the layers; None if one is constant
+    correlation: float | None
+    method: str = "memit"  # that all edits were made with
+    facts: int = 0  # number of facts written
+
+    @property
+    def layer(self) -> int:
+        """The layer of the best score: see `best`."""
+        return best(self.rows)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain JSON."""
+        return {**json.loads(json.dumps(asdict(self))), "layer": self.layer}
+
+
+def by_sweep(
     editable: Editable,
     facts: Sequence[Fact],
-    layers: Sequence[int],
-    method: str,
-    config: EditConfig,
-    stats: Corpus | Mapping[Address, KeyMoments] | None,
     traces: TraceSet,
+    method: str = "memit",
+    config: EditConfig | None = None,
+    stats: Corpus | Mapping[Address, KeyMoments] | None = None,
     progress: Progress = silent,
-) -> tuple[LayerScore, ...]:
-    """Write all `facts` into each of `layers` in turn, and measure; the key statistics are collected in one pass."""
-    evaluation, effects = Evaluation(editable, facts, progress), traces.at_subject
-    if METHODS[method].statistics and (stats is None or isinstance(stats, Corpus)):
-        memories = [memory for layer in layers for memory in editable.feed_forward[layer].memories]
-        text = stats or Corpus(tokens=tokens_for(len(by_subject(facts))), seed=config.seed)
-        stats = collect(editable, memories, text, progress)
-    rows = []
-    for layer in layers:
-        edit = write(editable, facts, method, [layer], config, stats, progress=progress)
-        with edit.applied(editable):
-            scores = mean_scores(one.scores for one in evaluation.scores())
-        rows.append(LayerScore.of(layer, float(effects[layer]), scores))
-    return tuple(rows)
+) -> Sweep:
+    """Write all `facts` into each layer in reach (`editor.in_reach`) and measure.
+
+    A sweep of at least `MANY` facts is cached for the model, the method and the numbers of `config`.
+    """
+    config = config or EditConfig()
+    layers = in_reach(editable, facts, check_method(method), range(len(editable.layers)), config.key.fact_token)
+    rows = edit_at(editable, facts, layers, method, config, stats, traces, progress)
+    correlation = rank_correlation([row.effect or 0.0 for row in rows], [row.score or 0.0 for row in rows])
+    sweep = Sweep(rows, traces.site, correlation, method, len(facts))
+    if len(facts) >= MANY:
+        write_sweep(_path(editable, method, config), sweep)
+    return sweep
 
 
-def _path(editable: Editable, method: str, facts: Sequence[Fact], config: EditConfig, stats: Corpus | None) -> Path:
-    """Return the cache path of a choice, which depends on the unedited weights and all settings."""
-    numbers = (LEAST, TRACED, SAMPLES, WRITTEN, SHALLOW, SHARES, TIE, USUAL)
-    records = [fact.to_dict() for fact in facts]
-    about = [__version__, editable.chat, method, config.to_dict(), str(stats), numbers, records]
-    digest = hashlib.sha256(json.dumps(about, default=str).encode()).hexdigest()[:8]
-    weights = base_of(editable)
-    return cache.path("layers", f"{weights}-{digest}", ".json")
+def remembered_sweep(editable: Editable, method: str = "memit", config: EditConfig | None = None) -> Sweep | None:
+    """Read the cached sweep over many facts for this model, method and numbers; None if there is none."""
+    return read_sweep(_path(editable, method, config or EditConfig()), len(editable.layers))
 
 
-def _read(path: Path, depth: int) -> Choice | None:
-    """Read a cached choice; None if there is none, or it is damaged."""
+def write_sweep(path: Path, sweep: Sweep) -> None:
+    """Write a sweep into the cache."""
+    text = json.dumps(sealed(sweep.to_dict()))
+    cache.write(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+
+
+def read_sweep(path: Path, depth: int) -> Sweep | None:
+    """Read a cached sweep; None if there is none, or it is damaged."""
     try:
-        choice = Choice.from_dict(unsealed(json.loads(path.read_text(encoding="utf-8"))))
-        return choice if choice.layer is None or choice.layer in range(depth) else None
+        values = unsealed(json.loads(path.read_text(encoding="utf-8")))
+        del values["layer"]
+        sweep = Sweep(**{**values, "rows": tuple(LayerScore(**row) for row in values["rows"])})
+        return sweep if sweep.layer in range(depth) else None
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return None
 
 
-def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Write a file of the cache."""
-    text = json.dumps(sealed(content))
-    cache.write(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+def _path(editable: Editable, method: str, config: EditConfig) -> Path:
+    numbers = check_method(method).complete(config).to_dict()
+    asked = hashlib.sha256(json.dumps([editable.chat, method, numbers]).encode()).hexdigest()[:8]
+    return cache.path("layers", f"{fingerprint(editable)}-{asked}-sweep", ".json")

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from ffedit.algebra.linalg import double
 from ffedit.errors import FactError, ModelError, choices
-from ffedit.facts.fact import Fact, FactToken
+from ffedit.facts.fact import Fact
 from ffedit.inference import generation, replay
 from ffedit.inference.batching import batch_budget, grouped
 from ffedit.locator.corruption import Corruption, Noise, replacements
-from ffedit.locator.result import Kind, Metric, Part
+from ffedit.locator.result import TOKENS, Kind, Metric, Part, Tokens
 from ffedit.model.editable import Editable
 from ffedit.model.hooks import replace_output
 from ffedit.model.tokenization import Encoded, pad
@@ -37,25 +37,18 @@ class Run:
     sever: Part | None  # the kind of modules that cannot respond at the restored token, or None
     metric: Metric  # what is measured
     seed: int  # of the corruption
-    exact: bool = True  # measure the effects; False estimates them to first order
     layers: tuple[int, ...] | None = None  # the layers to restore at; None: all
-    token: FactToken | None = None  # the only token to restore at; None: every token from the subject's first on
+    tokens: Tokens = "all"  # the tokens to restore at
 
     def __post_init__(self) -> None:
         for name, value, known in (
             ("kind", self.kind, get_args(Kind)),
             ("sever", self.sever, (None, *get_args(Part))),
             ("metric", self.metric, get_args(Metric)),
-            ("token", self.token, (None, *get_args(FactToken))),
+            ("tokens", self.tokens, TOKENS),
         ):
             if value not in known:
                 raise FactError(f"{name} {value!r} is not known; there is {choices(value, known)}")
-        if self.sever and not self.exact:
-            raise FactError("severed parts have no first-order estimate; trace exactly, or without severing")
-        if (self.layers is not None or self.token is not None) and not self.exact:
-            raise FactError(
-                "an estimate gives the effects of all layers and tokens at once; trace exactly, or without these"
-            )
         if self.samples < 1:
             raise FactError(f"at least one corrupted run is needed, found {self.samples}")
 

@@ -87,7 +87,8 @@ def noise_scale(editable: Editable) -> float:
     count, mean, squares = 0, 0.0, 0.0
     for rows in embeddings(editable):
         # The chunks' variances are merged as in Chan et al. 1979, which avoids the cancellation of large sums.
-        (variance, middle), size = map(float, torch.var_mean(rows, correction=0)), rows.numel()
+        middle, size = float(rows.mean()), rows.numel()
+        variance = float((rows - middle).square().mean())  # several times faster than `torch.var_mean`
         squares += variance * size + (middle - mean) ** 2 * count * size / (count + size)
         mean += (middle - mean) * size / (count + size)
         count += size

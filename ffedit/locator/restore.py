@@ -1,41 +1,31 @@
-"""Effects of restoring clean states in the corrupted runs of a batch of facts: measured, or estimated to first order.
+"""Effects of restoring clean states in the corrupted runs of a batch of facts.
 
-Measured (`restore`): a restoration at token i and layer l changes nothing below l and nothing left of i. All
-restorations of a batch that begin at the same layer are sorted by their token and split into groups; a group resumes
-(`replay`) above that layer, at its first token, with attention keys and values of the earlier tokens from the corrupted
-runs, and applies the unembedding at the answers' positions only.
-
-Estimated (`estimate`), by attribution patching: restoring an output a at token i and layer l changes the metric m, to
-first order around the corrupted run, by
-
-    IE(i, l) ≈ (a_clean − a_corrupted) · ∂m/∂a |corrupted
-
-so that one forward and one backward pass estimate what exact tracing measures with a run for each token and layer
-(Nanda 2023, "Attribution patching: activation patching at industrial scale"; Syed et al. 2023, arXiv 2310.10348). The
-estimate is good where the model is nearly linear between the two runs, and poor where it saturates. A window is
-estimated by the sum over its layers, which is more than its first-order effect: an exact restoration also blocks the
-effect of its earlier layers on its later ones. Compare with exact effects on a few facts before trusting the estimate.
+A restoration at token i and layer l changes nothing below l and nothing left of i, so its run begins there (`replay`),
+with attention keys and values of the earlier tokens from the corrupted runs, and applies the unembedding only where the
+answer is read. Restorations at one token share a pass through the model, whatever their layers: each enters it at its
+own layer, so that a layer's weights are read once for many of them.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ffedit.algebra.linalg import double
 from ffedit.errors import ModelError
 from ffedit.inference import generation, replay
-from ffedit.inference.batching import refuse_out_of_memory, split_on_oom
+from ffedit.inference.batching import split_on_oom
 from ffedit.locator.cases import Batch, Run, numbers_at_once
-from ffedit.locator.result import position_of, span_of
+from ffedit.locator.result import positions_of, span_of
 from ffedit.model.editable import Editable
-from ffedit.model.hooks import frozen, replace_output
+from ffedit.model.hooks import replace_output
 from ffedit.model.tokenization import Encoded
 
 # Tokens at which a group of runs is complete: fewer do not fill a matrix product, more recompute needless positions.
@@ -44,6 +34,8 @@ LEAST = 128
 FEWEST = 512
 # Logits computed at once: the unembedding is the largest matrix, and needs more rows than one group has.
 UNEMBEDDED = 2**21
+# Lower bound on the rows that are unembedded at once: a product of fewer reads a large matrix at half the speed.
+LEAST_ROWS = 128
 
 
 class Site(NamedTuple):
@@ -60,6 +52,7 @@ class Restoration(NamedTuple):
 
     case: int  # index of the fact in the batch
     token: int  # position of the restored token
+    first: int  # layer that the run begins at; for a state, the layer that it enters
     inside: range  # layers whose outputs are restored; empty for a state
     row: int  # index of its result
 
@@ -76,10 +69,9 @@ def sites_of(batch: Batch, run: Run, depth: int) -> list[Site]:
     """List the sites of all effects; besides the window, the layer alone is restored at the subject's last token."""
     sites = []
     for index, case in enumerate(batch.cases):
-        tokens = range(case.subject[0], case.encoded.answer)
+        tokens = positions_of(run.tokens, case.subject, case.encoded.answer)
         for layer in range(depth) if run.layers is None else run.layers:
-            for token in tokens if run.token is None else [position_of(run.token, case.subject, tokens.stop)]:
-                sites.append(Site(index, layer, token, False))
+            sites += [Site(index, layer, token, False) for token in tokens]
             if run.window > 1:
                 sites.append(Site(index, layer, case.encoded.subject_last, True))
     return sites
@@ -99,13 +91,13 @@ def restore(editable: Editable, batch: Batch, run: Run, advance: Callable[[float
         own number of samples.
     """
     depth = len(editable.layers)
-    sites, by_layer = sites_of(batch, run, depth), defaultdict[int, list[Restoration]](list)
-    for row, site in enumerate(sites):  # by the layer that the run begins at; for a state, the one that it enters
+    sites, restorations = sites_of(batch, run, depth), []
+    for row, site in enumerate(sites):
         inside = range(0) if run.kind == "state" else _span(site, run, depth)
         first = site.layer + 1 if run.kind == "state" else inside[0]
         # A state that no later attention layer reads changes the logits at its own token only.
         if site.token == batch.cases[site.case].encoded.answer - 1 or first < depth - (run.kind != "state"):
-            by_layer[first].append(Restoration(site.case, site.token, inside, row))
+            restorations.append(Restoration(site.case, site.token, first, inside, row))
     samples, answers = max(case.samples for case in batch.cases), len(batch.cases[0].answers)
     # A restoration that is not run has no effect, so the corrupted run's log-probability stands for it.
     corrupted = torch.full((len(batch.cases), samples, answers), torch.nan, dtype=torch.float64)
@@ -113,20 +105,19 @@ def restore(editable: Editable, batch: Batch, run: Run, advance: Callable[[float
         rows = [[batch.row(index, answer, sample) for answer in range(answers)] for sample in range(case.samples)]
         corrupted[index, : case.samples] = batch.log_probs[torch.tensor(rows)]
     log_probs = corrupted[[site.case for site in sites]]
-    vocabulary = int(editable.model.config.get_text_config().vocab_size)
+    least = max(LEAST_ROWS, UNEMBEDDED // int(editable.model.config.get_text_config().vocab_size))
     refusal = ModelError("not enough memory for a single restoration; trace with fewer samples")
     waiting: list[Final] = []
-    done, total = 0, sum(map(len, by_layer.values()))
+    done = 0
     most = max(FEWEST, numbers_at_once(editable) // editable.feed_forward[0].memories[0].d_ff)
-    for first in sorted(by_layer):
-        for group in _groups(batch, by_layer[first], most):
-            for final in split_on_oom(partial(_run, editable, batch, run, first), group, refusal):
-                waiting.append(final)
-                if sum(len(runs.states) for runs in waiting) * vocabulary >= UNEMBEDDED:
-                    _unembed(editable, waiting, log_probs)
-                    waiting = []
-            done += len(group)
-            advance(done / total)
+    for group in _groups(batch, restorations, most):
+        for final in split_on_oom(partial(_run, editable, batch, run), group, refusal):
+            waiting.append(final)
+            if sum(len(runs.states) for runs in waiting) >= least:
+                _unembed(editable, waiting, log_probs)
+                waiting = []
+        done += len(group)
+        advance(done / len(restorations))
     _unembed(editable, waiting, log_probs)
     return sites, log_probs
 
@@ -141,10 +132,13 @@ def _unembed(editable: Editable, waiting: list[Final], log_probs: Tensor) -> Non
 
 
 def _groups(batch: Batch, restorations: list[Restoration], most: int) -> Iterator[list[Restoration]]:
-    """Group restorations at neighbouring tokens: enough to fill a batch, and at most `most` tokens."""
+    """Group restorations at neighbouring tokens: enough to fill a batch, and at most `most` tokens.
+
+    Those of one token are in the order of their layers.
+    """
     group: list[Restoration] = []
     tokens = longest = 0
-    for restoration in sorted(restorations, key=lambda r: (r.token, r.case)):
+    for restoration in sorted(restorations, key=lambda r: (r.token, r.first, r.case)):
         case = batch.cases[restoration.case]
         size = max(len(e.ids) for e in case.answers) - 1
         start = group[0].token if group else restoration.token
@@ -160,38 +154,80 @@ def _groups(batch: Batch, restorations: list[Restoration], most: int) -> Iterato
         yield group
 
 
-def _run(editable: Editable, batch: Batch, run: Run, first: int, group: Sequence[Restoration]) -> Final:
-    entries = [
-        (restoration, answer, sample)
-        for restoration in group
-        for answer in range(len(batch.cases[restoration.case].answers))
-        for sample in range(batch.cases[restoration.case].samples)
+class Entry(NamedTuple):
+    """One corrupted run with one restoration."""
+
+    restoration: Restoration
+    row: int  # of the recording, that of the corrupted run
+    clean: int  # row of the clean run
+    text: Encoded  # the prompt with the answer
+    result: tuple[int, int, int]  # row of the results, sample, answer
+
+
+def _entries(batch: Batch, group: Sequence[Restoration]) -> list[Entry]:
+    """List the runs of a group of restorations, in the order of the layers that they begin at."""
+    return [
+        Entry(r, batch.row(r.case, answer, sample), batch.row(r.case, answer, -1), text, (r.row, sample, answer))
+        for r in sorted(group, key=lambda r: r.first)
+        for answer, text in enumerate(batch.cases[r.case].answers)
+        for sample in range(batch.cases[r.case].samples)
     ]
-    texts = [batch.cases[r.case].answers[answer] for r, answer, _ in entries]
-    rows = torch.tensor([batch.row(r.case, answer, sample) for r, answer, sample in entries])
-    clean = torch.tensor([batch.row(r.case, answer, -1) for r, answer, _ in entries])
-    positions = torch.tensor([r.token for r, _, _ in entries])
+
+
+def _run(editable: Editable, batch: Batch, run: Run, group: Sequence[Restoration]) -> Final:
+    """Run a group of restorations through the layers; each enters at its own."""
+    recording, depth, entries = batch.recording, len(editable.layers), _entries(batch, group)
+    texts = [entry.text for entry in entries]
+    rows, clean = (torch.tensor(of) for of in ([e.row for e in entries], [e.clean for e in entries]))
+    positions = torch.tensor([entry.restoration.token for entry in entries])
     start, end = int(positions.min()), max(len(text.ids) for text in texts) - 1
-    each = torch.arange(len(entries))
-    states = batch.recording.states[first][rows, start:end]
-    if run.kind == "state":
-        states[each, positions - start] = batch.recording.states[first][clean, positions]
-    narrow = True
-    with ExitStack() as stack:
-        for part in {run.kind, run.sever} - {"state", None}:
-            assert part is not None
-            modules, outputs = editable.outputs_of(part), batch.recording.outputs[part]
-            for layer in range(first, len(modules)):
-                restored = torch.tensor([part == run.kind and layer in r.inside for r, _, _ in entries])
-                held = each if part == run.sever else each[restored]
-                if len(held):
-                    source = torch.where(restored, clean, rows)[held]
-                    change = _put(outputs[layer][source, positions[held]], held, positions[held] - end, len(entries))
-                    stack.enter_context(replace_output(modules[layer], change))
-                    narrow = narrow and not (part == "feed_forward" and layer == len(modules) - 1)
-        reads = generation.answer_reads(texts)
-        final = replay.final_states(editable, batch.recording, first, states, rows, start, reads, narrow)
-    return Final(final, texts, torch.tensor([(r.row, sample, answer) for r, answer, sample in entries]))
+    reads = generation.answer_reads(texts)
+    firsts = [entry.restoration.first for entry in entries]
+    bounds = [*dict.fromkeys(firsts), depth]
+    states = recording.states[bounds[0]][:0, start:end]
+    for first, stop in pairwise(bounds):
+        count = bisect_right(firsts, first)
+        new = slice(len(states), count)
+        entering = recording.states[first][rows[new], start:end]
+        if run.kind == "state":
+            at = positions[new]
+            entering[torch.arange(len(at)), at - start] = recording.states[first][clean[new], at]
+        states = torch.cat([states.to(entering.device), entering])
+        layers = range(first, stop)
+        with ExitStack() as stack:
+            changes = list(_changes(editable, batch, run, entries[:count], layers, end))
+            for module, change in changes:
+                stack.enter_context(replace_output(module, change))
+            # Hooks on the last feed-forward layer would see another shape.
+            last = editable.outputs_of("feed_forward")[-1]
+            narrow = stop == depth and all(module is not last for module, _ in changes)
+            read = reads[reads[:, 0] < count] if narrow else None
+            states = replay.run_layers(editable, recording, layers, states, rows[:count], start, read)
+    final = states[reads[:, 0], reads[:, 1] - start]
+    return Final(final, texts, torch.tensor([entry.result for entry in entries]))
+
+
+def _changes(
+    editable: Editable, batch: Batch, run: Run, entries: Sequence[Entry], layers: range, end: int
+) -> Iterator[tuple[nn.Module, Callable[[Tensor], Tensor]]]:
+    """Yield the modules in `layers` whose outputs are restored or held in some of the runs, and what changes them."""
+    for part in {run.kind, run.sever} - {"state", None}:
+        assert part is not None
+        modules, outputs = editable.outputs_of(part), batch.recording.outputs[part]
+        for layer in layers:
+            held, sources, positions = [], [], []
+            for i, entry in enumerate(entries):
+                restored = part == run.kind and layer in entry.restoration.inside
+                at = entry.restoration.token
+                # Of the last layer, nothing reads what is left of the answer.
+                if (restored or part == run.sever) and (layer < len(modules) - 1 or at == entry.text.answer - 1):
+                    held.append(i)
+                    sources.append(entry.clean if restored else entry.row)
+                    positions.append(at)
+            if held:
+                tokens = torch.tensor(positions)
+                values = outputs[layer][torch.tensor(sources), tokens]
+                yield modules[layer], _put(values, torch.tensor(held), tokens - end, len(entries))
 
 
 def _put(values: Tensor, rows: Tensor, positions: Tensor, count: int) -> Callable[[Tensor], Tensor]:
@@ -206,47 +242,3 @@ def _put(values: Tensor, rows: Tensor, positions: Tensor, count: int) -> Callabl
         return changed.reshape(output.shape)
 
     return change
-
-
-def estimate(editable: Editable, batch: Batch, run: Run, advance: Callable[[float], None]) -> tuple[list[Site], Tensor]:
-    """Estimate every restoration of `batch`: as `restore`, but with changes of the log-probabilities, nats."""
-    depth, samples, answers = len(editable.layers), max(c.samples for c in batch.cases), len(batch.cases[0].answers)
-    singles = []
-    for number, case in enumerate(batch.cases):
-        single = torch.full((depth, case.encoded.answer, samples, answers), torch.nan, dtype=torch.float64)
-        for answer in range(answers):
-            with refuse_out_of_memory(ModelError("not enough memory for a single estimate; trace with fewer samples")):
-                single[:, :, : case.samples, answer] = _estimate_layers(editable, batch, run, number, answer)
-        singles.append(single)
-    sites = sites_of(batch, run, depth)
-    spans = [(site, _span(site, run, depth)) for site in sites]
-    sums = [singles[site.case][span.start : span.stop, site.token].sum(0) for site, span in spans]
-    advance(1.0)
-    return sites, torch.stack(sums)
-
-
-def _estimate_layers(editable: Editable, batch: Batch, run: Run, number: int, answer: int) -> Tensor:
-    """Estimate single layers for one case and answer, [layers, prompt tokens, samples], nats."""
-    case = batch.cases[number]
-    text = case.answers[answer]
-    clean, first = (batch.row(number, answer, sample) for sample in (-1, 0))
-    rows, length = torch.arange(first, first + case.samples), len(text.ids) - 1
-    if run.kind == "state":
-        modules, outputs = list(editable.layers), batch.recording.states[1:]
-    else:
-        modules, outputs = editable.outputs_of(run.kind), batch.recording.outputs[run.kind]
-    # δ = 0 is added to every output, so the gradient for δ is the gradient for the output.
-    deltas = [torch.zeros_like(output[rows, :length], requires_grad=True) for output in outputs]
-    with ExitStack() as stack, torch.enable_grad():
-        stack.enter_context(frozen(editable.model))
-        for module, delta in zip(modules, deltas, strict=True):
-            stack.enter_context(replace_output(module, lambda out, delta=delta: out + delta.reshape(out.shape)))  # type: ignore[misc]
-        texts = [text] * case.samples
-        states = batch.recording.states[0][rows, :length]
-        logits = replay.resume(editable, batch.recording, 0, states, rows, 0, generation.answer_reads(texts))
-        gradients = torch.autograd.grad(generation.answer_sums(logits, texts).sum(), deltas)
-    changes = [
-        double((output[clean, :length] - output[rows, :length]) * gradient).sum(-1)
-        for output, gradient in zip(outputs, gradients, strict=True)
-    ]
-    return torch.stack(changes)[:, :, : case.encoded.answer].transpose(1, 2).cpu()

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -30,12 +30,16 @@ if TYPE_CHECKING:
 Part: TypeAlias = Literal["feed_forward", "attention"]
 Kind: TypeAlias = Literal["state", "feed_forward", "attention"]
 Metric: TypeAlias = Literal["probability", "log_probability", "logit_difference"]
+# Tokens that are restored: all from the subject's first on (nothing left of it can have an effect), those of the
+# subject and the prompt's last, or one of them.
+Tokens: TypeAlias = Literal["all", "subject_and_last"] | FactToken
 Effects: TypeAlias = np.ndarray[tuple[int, int], np.dtype[np.float64]]
 LayerEffects: TypeAlias = np.ndarray[tuple[int], np.dtype[np.float64]]
 
+TOKENS: tuple[Tokens, ...] = ("all", "subject_and_last", *get_args(FactToken))
 # Share of the total effect that restoring a token must reach at some layer for that token to show a site.
 CLEAR = 0.1
-SETTINGS = ("kind", "window", "sever", "metric", "corruption", "exact")
+SETTINGS = ("kind", "window", "sever", "metric", "corruption")
 ROLES = ("first subject", "mid subject", "last subject", "next token", "further tokens", "last token")
 
 
@@ -45,8 +49,8 @@ class Trace(Plotted):
 
     Attributes:
         effects: indirect effects, [layers, tokens], in units of `metric`; row l of a state trace is the output of
-            block l, and of the other kinds the window around l. Positive where the answer is recovered, NaN in layers
-            where nothing was restored.
+            block l, and of the other kinds the window around l. Positive where the answer is recovered, NaN at layers
+            and tokens where nothing was restored.
         errors: their standard errors over the samples, [layers, tokens]; NaN for a single sample, 0 where nothing can
             change.
         alone: indirect effect of each layer without a window at the subject's last token, [layers].
@@ -65,7 +69,6 @@ class Trace(Plotted):
             where the subject was replaced by another.
         samples: number of corrupted runs.
         seed: of the corruption.
-        exact: False where the effects are first-order estimates.
         prompt: the prompt as text.
     """
 
@@ -86,7 +89,6 @@ class Trace(Plotted):
     noise: float | None
     samples: int
     seed: int
-    exact: bool = True
     prompt: str = ""
 
     def __repr__(self) -> str:
@@ -236,15 +238,54 @@ class TraceSet(Plotted):
         return site_of(self)
 
 
+class Peak(NamedTuple):
+    """The largest effect at a subject."""
+
+    token: str  # where it is: the token's text, or of several facts its role
+    last: bool  # whether that is the subject's last token
+    layer: int
+    effect: float
+
+
+def subject_peak(trace: Trace | TraceSet) -> Peak | None:
+    """Return the largest effect at any token of the subject that was restored; None where none was.
+
+    Of several facts, effects are averaged by the role of a token.
+    """
+    traces = trace.averaged.traces if isinstance(trace, TraceSet) else (trace,)
+    if len(traces) > 1:
+        names: tuple[str, ...] = ROLES[:3]
+        values = np.stack([by_role(each)[:3] for each in traces])
+        measured = (~np.isnan(values)).sum(0)
+        effects = np.where(measured, np.nansum(values, 0) / np.maximum(measured, 1), np.nan)
+    else:
+        subject = slice(*traces[0].subject)
+        effects, names = traces[0].effects[:, subject].T, traces[0].tokens[subject]
+    if np.isnan(effects).all():
+        return None
+    token, layer = divmod(int(np.nanargmax(effects)), effects.shape[1])
+    return Peak(names[token], token == len(names) - 1, layer, float(effects[token, layer]))
+
+
 def _strongest(trace: Trace | TraceSet) -> str:
-    """Say at which layer the effect is largest."""
-    most = number(float(np.nanmax(trace.at_subject)))
-    return f"at the subject's last token, layer {trace.layer} brings back most: {most} of {number(trace.total)}"
+    """Say where the effect is largest."""
+    if (peak := subject_peak(trace)) is None:
+        return "no token of the subject was restored"
+    return f"recalled most at {peak.token!r}, layer {peak.layer}: {number(peak.effect)} of {number(trace.total)}"
 
 
 def position_of(token: FactToken, subject: tuple[int, int], length: int) -> int:
     """Return the position of the token where a key is read in a prompt of `length` tokens with this `subject`."""
     return {"subject_last": subject[1] - 1, "subject_first": subject[0], "last": length - 1}[token]
+
+
+def positions_of(tokens: Tokens, subject: tuple[int, int], length: int) -> list[int]:
+    """Return the positions that are restored in a prompt of `length` tokens with this `subject`, in ascending order."""
+    if tokens == "all":
+        return list(range(subject[0], length))
+    if tokens == "subject_and_last":
+        return sorted({*range(*subject), length - 1})
+    return [position_of(tokens, subject, length)]
 
 
 def span_of(layer: int, window: int, depth: int) -> range:
@@ -309,7 +350,6 @@ class Aggregate:
     sever: Part | None  # the kind of modules that could not respond, or None
     metric: Metric  # what was measured
     corruption: str  # corruption of the subject, in words
-    exact: bool  # False where the effects are first-order estimates
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain lists and numbers; `effects`, `low` and `high` have the axes (role, layer)."""
@@ -355,10 +395,12 @@ def aggregate(traces: TraceSet, resamples: int = 1000, level: float = 0.95, seed
     """Average traces over the facts that the model knows, with intervals of a `level` from `resamples` of these facts.
 
     Raises:
-        FactError: the model knows none of the facts, or only some layers were traced.
+        FactError: the model knows none of the facts, or only some layers or tokens were traced.
     """
     if any(np.isnan(trace.effects).any() for trace in traces.traces):
-        raise FactError("only some layers were traced; averages are over all layers: trace without layers")
+        raise FactError(
+            "only some layers or tokens were traced; averages are over all of them: trace without layers and tokens"
+        )
     known = traces.known
     unknown = tuple(trace.prompt for trace in traces.traces if not trace.known)
     if not known:

@@ -31,23 +31,20 @@ import torch
 from torch import Tensor
 
 from ffedit.errors import EditError, FactError, ModelError
-from ffedit.facts.fact import Fact, FactLike, FactToken, as_facts
+from ffedit.facts.fact import Fact, FactLike, as_facts
 from ffedit.files import cache
 from ffedit.files.resuming import Journal
 from ffedit.inference.batching import split_on_oom
 from ffedit.locator.cases import Batch, Run, batches, prepare, run_batch
 from ffedit.locator.corruption import Corruption, Noise
-from ffedit.locator.restore import Site, estimate, restore
-from ffedit.locator.result import Kind, Metric, Part, Trace, TraceSet
+from ffedit.locator.restore import Site, restore
+from ffedit.locator.result import Kind, Metric, Part, Tokens, Trace, TraceSet
 from ffedit.model.editable import Editable, check_model
 from ffedit.model.fingerprint import fingerprint
 from ffedit.model.memory import as_layers
 from ffedit.model.tokenization import decode
 from ffedit.progress import Progress, silent
 from ffedit.version import __version__
-
-# Number of facts on which an estimate is compared with exact effects.
-COMPARED = 8
 
 
 def locate(editable: Editable, fact: FactLike, kind: Kind = "feed_forward", **settings: Any) -> Trace:
@@ -71,9 +68,8 @@ def locate_all(
     sever: Part | None = None,
     metric: Metric = "probability",
     seed: int = 0,
-    approximate: bool = False,
     layers: int | Iterable[int] | None = None,
-    token: FactToken | None = None,
+    tokens: Tokens = "all",
     resume: bool = False,
     progress: Progress = silent,
 ) -> TraceSet:
@@ -98,11 +94,11 @@ def locate_all(
         metric: "probability" of the whole answer, its "log_probability", or the "logit_difference" log P(old) −
             log P(new) (the logits' difference where both are one token; the new object is the fact's target).
         seed: of the corruption.
-        approximate: estimate the effects from one gradient (`restore.estimate`) instead of measuring them.
         layers: the layers to restore at (for states, those whose output is restored); None: all. Effects at other
             layers are NaN.
-        token: restore only at the token where a key is read, such as "subject_last", which takes a fraction of the
-            time; None: at every token from the subject's first on. Effects at other tokens are NaN.
+        tokens: the tokens to restore at: "all" from the subject's first on, "subject_and_last" (the subject's, and the
+            prompt's last), or the one where a key is read, such as "subject_last". Fewer take a fraction of the time.
+            Effects at other tokens are NaN; of "all", those left of the subject are 0, as they must be.
         resume: write the traces of every batch to the cache as soon as it is done, and read cached traces from it.
         progress: called with the progress.
 
@@ -124,9 +120,8 @@ def locate_all(
         sever=sever,
         metric=metric,
         seed=seed,
-        exact=not approximate,
         layers=None if layers is None else resolve_layers(depth, layers),
-        token=token,
+        tokens=tokens,
     )
     journal = open_journal(editable, run, facts) if resume else None
     cached = {key: trace for line in journal.lines for key, trace in line["traces"]} if journal else {}
@@ -177,20 +172,6 @@ def resolve_layers(depth: int, layers: int | Iterable[int]) -> tuple[int, ...]:
     return chosen
 
 
-def estimated_and_exact(
-    editable: Editable, facts: Sequence[Fact], kind: Kind, settings: Mapping[str, Any], progress: Progress = silent
-) -> tuple[TraceSet, TraceSet]:
-    """Trace the first `COMPARED` facts to first order and exactly; `settings` are those of `locate_all`."""
-    # A corruption that takes other facts' subjects would be a different one with fewer facts.
-    sample = facts if Corruption.parse(settings["corruption"]).depends_on_others else facts[:COMPARED]
-    settings = {**settings, "resume": False}
-    estimated, exact = (
-        locate_all(editable, sample, kind, progress=progress, **{**settings, "approximate": approximate})
-        for approximate in (True, False)
-    )
-    return estimated, exact
-
-
 def decisive(measured: Sequence[TraceSet], only_known: bool) -> TraceSet:
     """Select the traces that choose the layer: of unsevered feed-forward outputs, or else the first measurement.
 
@@ -219,7 +200,7 @@ def trace_batches(
         def advance(share: float, before: int = done, count: int = len(members)) -> None:
             progress("tracing", round(100 * (before + share * count)), 100 * len(cases))
 
-        sites, log_probs = (restore if run.exact else estimate)(editable, batch, run, advance)
+        sites, log_probs = restore(editable, batch, run, advance)
         case_of = np.array([site.case for site in sites])
         traces = {}
         for case, i in enumerate(members):
@@ -246,26 +227,20 @@ def _trace(
     run: Run,
     noise: Noise | None,
 ) -> Trace:
-    """Build the trace of one case from its log-probabilities, or their changes, [sites, samples, answers]."""
+    """Build the trace of one case from its log-probabilities, [sites, samples, answers]."""
     case = batch.cases[number]
     answers = range(len(case.answers))
     rows = torch.tensor([[batch.row(number, a, s) for a in answers] for s in range(-1, case.samples)])
     measured = _metric(batch.log_probs[rows], run.metric)
     clean, corrupted = float(measured[0]), measured[1:]
-    log_probs = log_probs[:, : case.samples]
-    if run.exact:
-        changes = _metric(log_probs, run.metric) - corrupted
-    elif run.metric == "probability":
-        changes = _metric(log_probs, "log_probability") * corrupted  # ∂P = P ∂ log P
-    else:
-        changes = _metric(log_probs, run.metric)
+    changes = _metric(log_probs[:, : case.samples], run.metric) - corrupted
     effect = changes.mean(1)
     error = changes.std(1, ddof=1) / np.sqrt(case.samples) if case.samples > 1 else np.full(len(sites), np.nan)
     depth = len(editable.layers)
     alone = np.full(depth, np.nan)
     alone[list(range(depth) if run.layers is None else run.layers)] = 0.0
     effects, errors = (np.repeat(alone[:, None], case.encoded.answer, axis=1) for _ in range(2))
-    if run.token is not None:
+    if run.tokens != "all":
         effects[:], errors[:] = np.nan, np.nan
     for i, site in enumerate(sites):
         if site.alone:
@@ -282,7 +257,7 @@ def _trace(
         subject=case.subject,
         answer=decode(editable.tokenizer, case.encoded.target_ids).strip(),
         known=batch.known[number],
-        **{name: getattr(run, name) for name in ("kind", "window", "sever", "metric", "seed", "exact")},
+        **{name: getattr(run, name) for name in ("kind", "window", "sever", "metric", "seed")},
         corruption=str(run.corruption),
         noise=None if noise is None else noise.sigma,
         samples=case.samples,

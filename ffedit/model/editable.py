@@ -34,7 +34,7 @@ from ffedit.model.feed_forward import FeedForward
 from ffedit.model.hooks import capture, eval_mode, replace_input, skipped, watched
 from ffedit.model.memory import Address, KeyValueMemory, Memories
 from ffedit.model.roles import ATTENTION_ROLES
-from ffedit.model.tokenization import Encoded, encode
+from ffedit.model.tokenization import Encoded, encode, special_tokens
 from ffedit.notebook import Displayed
 
 Kind: TypeAlias = Literal["decoder", "encoder"]
@@ -95,6 +95,11 @@ class Stack(Displayed):
     def memories(self) -> Memories:
         """Value matrices, by `Address`, or by layer number where a layer has only one."""
         return Memories([memory for layer in self.feed_forward for memory in layer.memories])
+
+    @property
+    def start_tokens(self) -> list[int]:
+        """Token ids that a plain text begins with: those that the tokenizer puts in front of it, if any."""
+        return special_tokens(self.tokenizer)[0]
 
     @property
     def d_model(self) -> int:
@@ -335,7 +340,9 @@ class Editable(Stack):
         attention: the output projection of each layer's attention; empty where it is not recognised.
         resumable: whether the model can be rerun from a position with a cache; if not, whole rows are rerun.
         ragged: whether each row of a batch can be rerun from its own position.
-        packed: the most tokens of a text that can share a row with others (`inference.contexts`); 0 where none can.
+        packed: the most tokens of a text that can share a row with others, as far as it was tried
+            (`inference.contexts`); 0 where none can.
+        windowed: whether `packed` is all, because longer texts were tried.
         probe_error: max |W k + b - observed output| over all layers, relative to the outputs' scale.
         history: the edits that are in the weights, and the originals of what they changed.
         chat: whether prompts are put into the tokenizer's chat template (`ffedit.model.tokenization`).
@@ -346,6 +353,7 @@ class Editable(Stack):
     resumable: bool = True
     ragged: bool = False
     packed: int = 0
+    windowed: bool = False
     probe_error: float = 0.0
     history: History = field(default_factory=History)
     chat: bool = False

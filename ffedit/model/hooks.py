@@ -73,6 +73,29 @@ def calls(modules: Iterable[nn.Module]) -> Iterator[list[tuple[nn.Module, Tensor
         yield seen
 
 
+@contextmanager
+def changed_by(module: nn.Module, block: nn.Module) -> Iterator[list[nn.Module]]:
+    """Collect the modules of `block` that receive the output of `module` as it is and change it: a norm behind it."""
+    seen: list[nn.Module] = []
+    returned: list[Tensor] = []  # held, so that no other tensor takes its memory
+
+    def receive(inner: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        tensor = output[0] if isinstance(output, tuple) else output
+        if not (returned and args and isinstance(args[0], Tensor) and isinstance(tensor, Tensor)):
+            return
+        (own,), given = returned[-1:], args[0]
+        same = given.data_ptr() == own.data_ptr() and given.numel() == own.numel() == tensor.numel()
+        if same and not torch.equal(tensor.reshape(-1), given.reshape(-1)):  # dropout changes nothing in evaluation
+            seen.append(inner)
+
+    with ExitStack() as stack:
+        stack.enter_context(module.register_forward_hook(lambda _, args, out: returned.append(tensor_of(out))))
+        for inner in block.modules():
+            if inner is not module:
+                stack.enter_context(inner.register_forward_hook(receive))
+        yield seen
+
+
 def leaves(module: nn.Module) -> list[nn.Module]:
     """Return the modules inside `module`, or itself, that have no submodules."""
     return [inner for inner in module.modules() if not list(inner.children())]

@@ -13,6 +13,10 @@ edited and measured in the tokens that a user produces. The template writes its 
 between its last mark and the answer. Where it can leave reasoning out (`enable_thinking`), it is left out: otherwise no
 answer would begin with the object. Texts for statistics and drift, and what the model samples without a prompt, are
 plain.
+
+How a plain text begins is the tokenizer's matter, and `special_tokens` asks it: BOS in front where it puts one there
+(Gemma, Llama), two tokens (GLM), or none (GPT-2, Qwen), whatever its configuration calls BOS: SmolLM2's is the mark of
+a chat's turn, which no text of its training began with.
 """
 
 from __future__ import annotations
@@ -41,6 +45,8 @@ UNSPACED = ("CJK", "HIRAGANA", "KATAKANA", "THAI", "LAO", "KHMER", "MYANMAR", "T
 UNFINISHED = "\ufffd"
 # Stands for the prompt when its position in the chat template is looked for.
 MARK = "\ue000\ue001\ue000"
+# Text that any vocabulary has a token for, if only the unknown one.
+LETTER = "a"
 # Lines of its code that a chat template may run; those of published models run hundreds.
 MOST_STEPS = 1_000_000
 
@@ -162,6 +168,19 @@ def encode(
     return Encoded(text, tuple(ids), start, subject)
 
 
+def special_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
+    """Return the ids that the tokenizer puts in front of a text, and those that it puts behind it; [] for none."""
+    plain, whole = plain_ids(tokenizer, LETTER), list(tokenizer(LETTER, verbose=False)["input_ids"])
+    starts = range(len(whole) - len(plain) + 1)
+    at = next(i for i in starts if whole[i : i + len(plain)] == plain)
+    return whole[:at], whole[at + len(plain) :]
+
+
+def plain_ids(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+    """Return the token ids of `text` without special tokens around it."""
+    return list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+
+
 def tokenised(tokenizer: PreTrainedTokenizerBase, text: str, special: bool = True) -> tuple[list[int], Spans]:
     """Return the token ids of `text` and the characters (start, end) of each; `special` tokens around it have none.
 
@@ -180,7 +199,7 @@ def tokenised(tokenizer: PreTrainedTokenizerBase, text: str, special: bool = Tru
 
 def _read_back(tokenizer: PreTrainedTokenizerBase, text: str, ids: Sequence[int]) -> Spans:
     """Find the spans of `ids`, by decoding ever longer prefixes."""
-    own = list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+    own = plain_ids(tokenizer, text)
     first = next((i for i in range(len(ids) - len(own) + 1) if list(ids[i : i + len(own)]) == own), None)
     if first is None:
         raise FactError(f"{text!r} falls into other tokens between special ones; a fast tokenizer is needed")

@@ -17,7 +17,7 @@ from rich.text import Text
 from ffedit.algebra.key_moments import CONVERGED
 from ffedit.algebra.linalg import double
 from ffedit.algebra.rounding import lost_in_rounding
-from ffedit.editor import Edit, applied_edits
+from ffedit.editor.edit import Edit, applied_edits
 from ffedit.errors import RequirementError
 from ffedit.evaluator import Report
 from ffedit.evaluator.verdict import DRIFTED, knew_previous, took
@@ -43,8 +43,8 @@ WORDS = {
     "of ordinary text; try another layer",
     "keys": "in layer {at} C is of {keys:,} keys, {value:.2g} of d_ff (limit {limit:g}): too few to tell which "
     f"directions text uses; {COLLECT}",
-    "convergence": "in layer {at} two halves of the text for C solve {value:.2g} apart (limit {limit:g}): other text "
-    f"is disturbed more than it had to be; {COLLECT}",
+    "convergence": "in layer {at} C is of too little text: more would spare other text {value:.0%} of what the edit "
+    f"adds to it (limit {{limit:.0%}}); {COLLECT}",
     "alike": "the keys of {subject!r} and {other!r} have the cosine {value:.2f} (limit {limit:g}): what is written for "
     "one reaches the other; check both",
     "covered": "in layer {at} the written experts hold {value:.0%} of the router's weight over contexts (limit "
@@ -70,7 +70,7 @@ class Limits:
     # number of keys C was collected from, relative to d_ff. Below 1, C is singular but for its ridge, which alone then
     # determines what an edit may disturb
     keys: float = 1.0
-    # difference between the solutions from two halves of the text for C (`KeyMoments.convergence`)
+    # share of what the edit adds to other text that C of endless text would spare (`KeyMoments.convergence`)
     convergence: float = CONVERGED
     drift: float = DRIFTED  # KL divergence on generic text, nats per token
     perplexity: float = 1.1  # the factor by which it rises on the same text

@@ -14,7 +14,7 @@ from ffedit.algebra import linalg, updates
 from ffedit.algebra.key_moments import KeyMoments
 from ffedit.algebra.low_rank import LowRank
 from ffedit.algebra.updates import equality, least_squares, null_space, projector, rank_one
-from ffedit.editor import EditConfig, KeyConfig
+from ffedit.editor.config import EditConfig, KeyConfig
 from ffedit.editor.methods import memit
 from ffedit.editor.methods.memit import MemitConfig
 from ffedit.errors import EditError

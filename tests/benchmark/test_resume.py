@@ -289,7 +289,7 @@ def no_memory(*problem):
     raise RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: not enough memory")
 
 if not workers.first:
-    solve.problem_of = no_memory
+    solve.Problem = no_memory
 try:
     ffedit.edit(editable, facts(), "memit", [0, 1], CONFIG, CORPUS, process_group=workers)
 except ffedit.EditError as error:

@@ -15,9 +15,9 @@ from shell import FACT, PROBES, Ran, disk, shell
 from writing import CORPUS, quick
 
 import ffedit
-from ffedit.editor import preset
+from ffedit.editor.methods import preset
 from ffedit.facts.fact import Fact
-from ffedit.layer_choice import calibrate, choose
+from ffedit.layer_choice import calibrate
 from ffedit.locator import TraceSet, locate_all, trace as tracing
 
 Command = Callable[..., Ran]
@@ -113,18 +113,6 @@ def test_averages_by_role_are_traced_once(locate: Command, traced: list[int]) ->
         assert told in shown.out
 
 
-def test_estimates_are_compared_with_exact_effects(
-    locate: Command, traced: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tracing, "COMPARED", 3)
-    done = locate("many.json", "--approximate", "--window", "1")
-    assert done.code == 0 and sum(traced) == 8 + 3 + 3
-    told = " ".join(done.out.split())
-    assert "first-order estimate" in told and "rank correlation with the exact effects 0." in told
-    assert "mean of 3 facts" in told
-    assert found(locate("fact.json", "--approximate", "--json", "-"))["facts"][0]["trace"]["exact"] is False
-
-
 def test_numbers_and_figures_are_saved(locate: Command) -> None:
     result = found(locate("fact.json", "--save", "one.npz", "--json", "-"))
     saved = np.load("one.npz")
@@ -149,7 +137,6 @@ def test_numbers_and_figures_are_saved(locate: Command) -> None:
         (["fact.json", "--plot", "x.gif"], ".png, .svg, .pdf"),
         (["fact.json", "--window", "4"], "window of 4 layers was asked for, but the model has 3"),
         (["fact.json", "--corruption", "replacement"], "no other subject of 2 tokens"),
-        (["fact.json", "--sever", "attention", "--approximate"], "no first-order estimate"),
     ],
 )
 def test_what_cannot_be_done_is_one_line(locate: Command, here: Path, words: list[str], told: str) -> None:
@@ -191,7 +178,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return methods
 
 
-def test_a_sweep_stands_beside_the_trace_and_the_models_layer(locate: Command, short: list[str]) -> None:
+def test_a_sweep_stands_beside_the_trace_and_the_usual_layer(locate: Command, short: list[str]) -> None:
     result = found(locate("fact.json", "--sweep", "--method", "rome", "--json", "-"))
     sweep, row = result["sweep"], result["facts"][0]
     assert [one["layer"] for one in sweep["rows"]] == [0, 1], "what the last layer writes reaches no answer"
@@ -199,11 +186,9 @@ def test_a_sweep_stands_beside_the_trace_and_the_models_layer(locate: Command, s
     assert short == ["rome"] * 2 and sweep["method"] == "rome" and sweep["facts"] == 1
     effects = np.array(row["trace"]["effects"])[:, row["trace"]["token"]]
     np.testing.assert_allclose([one["effect"] for one in sweep["rows"]], effects[:2], atol=1e-5)
-    choice = result["choice"]
-    assert choice["method"] == "rome" and choice["layer"] is None and choice["known"] == 0 < choice["asked"]
     shown = locate("fact.json", "--sweep")
     assert shown.code == 0 and "choice of" in shown.out and "Causal trace" in shown.out
-    assert f"The model knows 0 of {choice['asked']} calibration facts" in " ".join(shown.out.split())
+    assert "Layer 0: the usual quarter of 3 layers" in " ".join(shown.out.split())
     Path("aimless.json").write_text(json.dumps({"subject": "Eiffel tower", "prompt": "{} stands in"}))
     done = locate("aimless.json", "--sweep")
     assert done.code == 1 and "no new object" in done.err
@@ -237,10 +222,10 @@ def test_a_layer_chosen_by_a_sweep_of_many_facts_is_remembered(
     words += ["--method", "rome"]
     assert "remembered" not in shell(capsys, *words).out and "remembered" not in shell(capsys, *words).out
     assert set(short) == {"rome"}
-    monkeypatch.setattr(choose, "MANY", 1)
+    monkeypatch.setattr(calibrate, "MANY", 1)
     first, again = (shell(capsys, *words) for _ in range(2))
     assert first.code == again.code == 3, "an edit of three steps does not take"
-    kept = choose.remembered_sweep(ffedit.load(str(model)), "rome", quick(steps=3))
+    kept = calibrate.remembered_sweep(ffedit.load(str(model)), "rome", quick(steps=3))
     assert kept is not None and "choice of" in first.out and "remembered" not in first.out
     assert f"Layer {kept.layer}: remembered from a sweep with rome over 1 fact (`ffedit cache clear`" in again.out
     result = found(shell(capsys, *words, "--json", "-"), 3)
@@ -250,27 +235,26 @@ def test_a_layer_chosen_by_a_sweep_of_many_facts_is_remembered(
 
 
 @pytest.mark.usefixtures("short")
-def test_the_models_layer_is_taken_unless_another_is_asked_for(
-    here: Path, model: Path, capsys: pytest.CaptureFixture[str], traced: list[int], monkeypatch: pytest.MonkeyPatch
+def test_the_usual_layer_is_taken_unless_another_is_asked_for(
+    here: Path, model: Path, capsys: pytest.CaptureFixture[str], traced: list[int]
 ) -> None:
-    rows = (ffedit.LayerScore(0, 0.1, 1.0, 1.0, 1.0, 0.5), ffedit.LayerScore(1, 0.1, 1.0, 1.0, 1.0, 0.75))
-    model_choice = ffedit.Choice(1, "memit", 64, 40, 6, rows, made="2026-01-02")
-    monkeypatch.setattr(choose, "choose_layer", lambda *_, **__: model_choice)
     words = ["apply", "mixed.json", "-m", model, "--corpus", model.parent / "corpus.txt"]
     done = shell(capsys, *words)
-    assert done.code == 3 and "Layer 1: chosen for this model with memit on 2026-01-02" in done.out
+    assert done.code == 3 and "Layer 0: the usual quarter of 3 layers; `ffedit choose-layer` tries others" in done.out
     assert traced == [1], "only the first fact is traced, for the picture"
-    result = found(shell(capsys, *words, "--spread", "2", "--json", "-"), 3)
-    assert result["layers"] == [0, 1] and [row["trace"] is None for row in result["facts"]] == [False, True, True]
-    assert result["layer"].pop("why")
-    assert result["layer"] == {"layer": 1, "by": "model", "choice": model_choice.to_dict(), "sweep": None}
-    assert result["facts"][0]["trace"]["layer"] == 1
-    asked = shell(capsys, *words, "--layer", "0")
-    assert asked.code == 3 and "chosen for this model" not in asked.out and traced[-1] == 1
+    result = found(shell(capsys, *words, "--json", "-"), 3)
+    assert result["layers"] == [0] and [row["trace"] is None for row in result["facts"]] == [False, True, True]
+    assert result["layer"].pop("why")[0].startswith("Layer 0: the usual quarter")
+    assert result["layer"] == {"layer": 0, "by": "usual", "sweep": None}
+    assert result["facts"][0]["trace"]["layer"] == 0
+    asked = shell(capsys, *words, "--layer", "1")
+    assert asked.code == 3 and "usual" not in asked.out and traced[-1] == 1
     own = found(shell(capsys, *words, "--layer", "trace", "--json", "-"), 3)
     site = ffedit.locate_all(ffedit.load(str(model)), ffedit.read_facts("mixed.json")).site
     assert traced[3] == 3, "all facts are traced, in full"
-    assert (own["layer"]["by"], own["layers"]) == (("model", [1]) if site is None else ("trace", [site]))
+    assert (own["layer"]["by"], own["layers"]) == (("usual", [0]) if site is None else ("trace", [site]))
+    plan = shell(capsys, *words, "--dry-run")
+    assert plan.code == 0 and "layer 0; trace the first fact" in plan.out
 
 
 def test_some_layers_only(locate: Command) -> None:
@@ -287,7 +271,6 @@ def test_some_layers_only(locate: Command) -> None:
         (["--layers", "auto"], "give all, one layer (4) or a range (3-8)"),
         (["--layers", "1", "--aggregate"], "are of all layers; leave --layers out"),
         (["--layers", "1", "--sweep"], "are of all layers; leave --layers out"),
-        (["--layers", "1", "--approximate"], "are of all layers; leave --layers out"),
     ):
         refused = locate("fact.json", *words)
         assert refused.code == 1 and refused.err.count("\n") == 1 and told in refused.err

@@ -12,11 +12,11 @@ from shown import shown
 
 from ffedit import Choice
 from ffedit.display.terminal.heat_map import averages_table
-from ffedit.display.terminal.layer_choice import candidates_table, compare_layers
+from ffedit.display.terminal.layer_choice import compare_layers, trial_edits
 from ffedit.display.terminal.model_view import interval_cell
 from ffedit.inspector.model_view import Measure, interval
-from ffedit.layer_choice.calibrate import LayerScore
-from ffedit.layer_choice.choose import Sweep
+from ffedit.layer_choice.calibrate import LayerScore, Sweep
+from ffedit.layer_choice.published import AutoLayer, Published
 from ffedit.locator.result import Aggregate, Interval
 
 ROLES = ("first subject", "last subject", "further tokens", "last token")
@@ -48,7 +48,6 @@ def averaged(layers: int = 6, **kwargs: Any) -> Aggregate:
         "sever": None,
         "metric": "probability",
         "corruption": "Gaussian noise of 3 σ of the vocabulary",
-        "exact": True,
     }
     return Aggregate(**(given | kwargs))
 
@@ -105,11 +104,9 @@ def test_without_colour_and_without_shades() -> None:
 
 
 def test_conditions_and_units_are_named() -> None:
-    some = averaged(kind="state", window=1, sever="attention", exact=False, metric="log_probability", facts=1)
+    some = averaged(kind="state", window=1, sever="attention", metric="log_probability", facts=1)
     text = words(averages_table(some))
-    assert text.startswith(
-        "Causal trace of hidden states, attention layers severed, first-order estimate, average of 1"
-    )
+    assert text.startswith("Causal trace of hidden states, attention layers severed, average of 1")
     assert "1 fact log P(answer)" in text and "total effect 0.64 nats [0.61, 0.67]" in text
     assert "0.52 nats brought back" in text
 
@@ -151,10 +148,33 @@ def test_what_was_not_measured_is_left_out() -> None:
     assert "Not measured" not in words(compare_layers(Sweep(ROWS, 0, 0.5)))
 
 
-def test_the_candidates_of_a_model_are_marked() -> None:
-    choice = Choice(1, "rome", 9, 9, rows=ROWS, traced=0, prior=1)
-    lines = shown(candidates_table(choice)).splitlines()
-    assert lines[2].endswith("tracing") and lines[3].endswith("published, edits")
+def tried(*scores: float, **others: Any) -> Choice:
+    """A choice among layers of these scores."""
+    rows = tuple(LayerScore(layer, None, 1.0, None, 0.5, score) for layer, score in enumerate(scores, 3))
+    prompts = {"efficacy": 6, "paraphrase": 0, "specificity": 17}
+    return Choice(**{"layer": 3, "method": "rome", "asked": 64, "known": 9, "rows": rows, "prompts": prompts, **others})
+
+
+def test_the_layers_that_were_tried_are_marked_and_counted() -> None:
+    choice = tried(0.9, 0.8, auto=AutoLayer(4, 18))
+    lines = shown(trial_edits(choice)).splitlines()
+    assert lines[0].split() == ["layer", "efficacy", "paraphrase", "specificity", "score", "choice", "of"]
+    assert lines[2].split() == ["3", "1.00", "0.50", "0.90", "edits"] and lines[3].endswith("auto")
+    assert (
+        "Layer 3: best of layers 3, 4 by edits with rome (6 facts, 0 paraphrases, 17 neighbors; the model knows 9 of "
+        "64 facts). Take it with --layers 3. Not measured, for want of prompts: paraphrase; the score is of the others."
+    ) in words(trial_edits(choice))
+
+
+def test_layers_that_tie_are_named() -> None:
+    even = tried(0.85, 0.9, 0.88, 0.7, layer=4, auto=AutoLayer(4, 18))
+    assert "; 3, 4 and 5 tie (within 0.05), and 4 is nearest to a quarter of the depth, 4. Take" in words(
+        trial_edits(even)
+    )
+    row = Published("Tiny", "gpt2", 18, 8, 3, None, "a paper")
+    assert "and 3 is nearest to the published layer, 3." in words(
+        trial_edits(tried(0.9, 0.9, auto=AutoLayer(3, 18, row)))
+    )
 
 
 def test_the_method_of_a_sweep_is_told() -> None:

@@ -92,12 +92,11 @@ def test_measurements_of_the_same_tokens_share_their_rows(tmp_path: Path, drawn:
 
 
 def test_titles_are_whole_and_colours_have_their_unit(tmp_path: Path, drawn: list[Any]) -> None:
-    long = trace(sever="attention", exact=False, metric="log_probability")
+    long = trace(sever="attention", metric="log_probability")
     save_plot([long, trace(metric="logit_difference", count=12), trace(count=12)], tmp_path / "a.svg")
     first, *others = drawn[0].axes
-    assert (
-        "Causal trace of feed-forward outputs, windows of 3 layers, attention layers severed, first-order"
-        in " ".join(titles(first))
+    assert "Causal trace of feed-forward outputs, windows of 3 layers, attention layers severed" in " ".join(
+        titles(first)
     )
     assert "log P(“$5”) 0.90 clean → 0.10 corrupted: total effect 0.80 nats" in titles(first)
     labels = [axes.child_axes[0].get_ylabel() for axes in (first, *others)]

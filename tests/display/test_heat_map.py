@@ -10,11 +10,12 @@ from rich.cells import cell_len
 from shown import shown, words
 from tracing import made
 
-from ffedit import Choice, LayerScore, Trace, TraceSet
+from ffedit import Trace, TraceSet
 from ffedit.display.picture import RAMP, colour, pictures
 from ffedit.display.terminal.heat_map import heat_map
 from ffedit.display.terminal.layer_choice import layer_choice, why_layer
 from ffedit.layer_choice.choose import Found
+from ffedit.layer_choice.published import AutoLayer, Published
 from ffedit.locator import site_of
 
 
@@ -133,9 +134,9 @@ def test_several_facts_are_averaged_by_role() -> None:
 
 def test_the_title_says_what_was_measured_and_how() -> None:
     effects = np.full((6, 5), 0.5)
-    attention = trace(effects, kind="attention", sever="feed_forward", exact=False, metric="log_probability")
+    attention = trace(effects, kind="attention", sever="feed_forward", metric="log_probability")
     text = shown(heat_map(attention), 120)
-    said = "attention outputs, windows of 3 layers, feed-forward layers severed, first-order estimate"
+    said = "attention outputs, windows of 3 layers, feed-forward layers severed"
     assert text.splitlines()[0] == f"Causal trace of {said}"
     assert "log P(“Paris”) 0.93 clean → 0.06 corrupted: total effect 0.87 nats" in text
     assert "0.50 nats brought back" in text and "probability" not in text
@@ -143,6 +144,27 @@ def test_the_title_says_what_was_measured_and_how() -> None:
     text = shown(heat_map(TraceSet((state, state))), 120)
     assert text.splitlines()[0] == "Causal trace of hidden states, attention layers severed, average of 2 facts"
     assert "log P(old) − log P(new) 0.93 clean → 0.06 corrupted: total effect 0.87 nats" in text
+
+
+def test_what_was_not_measured_is_empty_and_says_so() -> None:
+    effects = peaked(count=9).effects
+    effects[:, 0] = effects[:, 3:-1] = np.nan
+    effects[1::2] = np.nan
+    lines = shown(heat_map(trace(effects))).splitlines()
+    assert lines[0].endswith("windows of 3 layers, every 2nd layer of 6") and lines[2] == "Empty: not measured"
+    rows = {line.split("  ")[0].strip(): line for line in lines[4:9]}
+    assert [name.rstrip("*") for name in (line.split("  ")[0].strip() for line in lines[4:9])][3] == "… 5 tokens"
+    assert rows["… 5 tokens"].split() == ["…", "5", "tokens", "–"] and "nan" not in "\n".join(lines).lower()
+    assert "the largest effect of its tokens" not in "\n".join(lines), "there is none"
+    for step, said in ((4, "every 4th layer of 64"), (32, "every 32nd layer of 64"), (64, "layer 32 of 64")):
+        many = np.full((64, 5), np.nan)
+        many[step // 2 :: step] = 0.5
+        assert said in shown(heat_map(trace(many)), 120).splitlines()[0]
+    some = np.full((64, 5), np.nan)
+    some[3:6] = 0.5
+    assert "layers 3–5 of 64" in shown(heat_map(trace(some)), 120).splitlines()[0]
+    some[9] = 0.5
+    assert "4 of 64 layers" in shown(heat_map(trace(some)), 120).splitlines()[0]
 
 
 def test_measurements_of_the_same_tokens_keep_the_same_rows() -> None:
@@ -162,26 +184,27 @@ def test_measurements_of_the_same_tokens_keep_the_same_rows() -> None:
 def test_the_layer_is_explained() -> None:
     text = words(layer_choice(peaked(), 2))
     assert text.startswith(
-        "Layer 2: restoring the feed-forward outputs of layers 1–3 at the subject's last token (“Tower”)"
+        "Layer 2: recalled most at the subject's last token (“Tower”), feed-forward outputs of layers 1–3: 0.41 of the "
+        "0.87 that Gaussian noise of 3 σ of the vocabulary destroys; of these, layer 2 alone brings back most, 0.20; "
     )
-    assert "brings back 0.41 of the 0.87 that Gaussian noise of 3 σ of the vocabulary destroys" in text
-    assert "destroys; of these, layer 2 alone brings" in text
+    assert text.endswith("at the prompt's last token, layers 4–5: 0.80.")
     asked = words(layer_choice(peaked(), 4, "4"))
-    assert asked.startswith("Layer 4: you asked for it; tracing would have chosen 2: restoring")
-    assert "you asked for it, and tracing agrees: restoring" in words(layer_choice(peaked(), 2, "2"))
+    assert asked.startswith("Layer 4: you asked for it; tracing would have chosen 2: recalled most")
+    assert "you asked for it, and tracing agrees: recalled most" in words(layer_choice(peaked(), 2, "2"))
     several = words(layer_choice(TraceSet((peaked(), peaked())), 2))
     assert "on average over 2 facts" in several and "Tower" not in several
     state = words(layer_choice(trace(peaked().effects, kind="state", window=1), 2))
-    assert "the hidden state after layer 2" in state
+    assert "recalled most at the subject's last token (“Tower”), hidden state after layer 2: 0.41" in state
+    assert "prompt" not in state, "the last state there brings everything back, always"
 
 
 def test_the_layer_is_explained_for_every_kind_of_measurement() -> None:
     effects = peaked().effects
-    attention = trace(effects, kind="attention", sever="feed_forward", exact=False, metric="log_probability")
+    attention = trace(effects, kind="attention", sever="feed_forward", metric="log_probability")
     text = words(layer_choice(attention, 2))
     assert text.startswith(
-        "Layer 2: by a first-order estimate, with the feed-forward layers severed, restoring the attention outputs of "
-        "layers 1–3"
+        "Layer 2: with the feed-forward layers severed, recalled most at the subject's last token (“Tower”), attention "
+        "outputs of layers 1–3: "
     )
     assert (
         "0.41 of the 0.87 nats that Gaussian noise of 3 σ of the vocabulary destroys; of these, layer 2 alone" in text
@@ -193,27 +216,53 @@ def test_the_layer_is_explained_for_every_kind_of_measurement() -> None:
 def test_a_weak_trace_says_so() -> None:
     effects = np.zeros((6, 5))
     effects[5, 4] = 0.8
+    none = "No token of the subject brings back a tenth of that at any layer"
     weak = words(layer_choice(trace(effects), 0))
-    assert "no clear site at the subject: at most 0.00" in weak and "--layers N, N from 0 to 4" in weak
+    assert f"{none}; compare other layers (--layers N, N from 0 to 4)." in weak
+    assert words(layer_choice(trace(effects), 0, "model")).endswith(f"{none}."), "the trace does not decide"
     deaf = words(layer_choice(trace(effects, corrupted=0.92), 0))
-    assert "hardly changes the answer (total effect 0.01)" in deaf and "no clear site" not in deaf
-    assert "no clear site" not in words(layer_choice(peaked(), 2))
+    assert "hardly changes the answer (total effect 0.01)" in deaf and none not in deaf
+    assert none not in words(layer_choice(peaked(), 2))
+    assert none not in words(layer_choice(trace(effects, known=False), 0)), "it is recalled nowhere"
+    untold = effects.copy()
+    untold[:, 1] = np.nan
+    assert none not in words(layer_choice(trace(untold), 0)), "a token of the subject was not measured"
+    spaced = effects.copy()
+    spaced[::2] = np.nan
+    assert f"{none} traced." in words(layer_choice(trace(spaced), 0, "model"))
+
+
+def test_what_a_trace_does_not_show_is_no_warning() -> None:
+    """A trace beside a layer that was chosen otherwise says what it shows, in no colour."""
+    for effects in (np.zeros((6, 5)), early_effects()):
+        said = shown(layer_choice(trace(effects), 2, "model"), force_terminal=True, color_system="standard")
+        assert "\x1b[33m" not in said and "may not take" not in said
+    unknown = shown(layer_choice(trace(early_effects(), known=False), 2), force_terminal=True, color_system="standard")
+    assert "\x1b[33mThe model does not answer" in unknown
+
+
+def early_effects() -> np.ndarray:
+    """Of a name that is known before its last word."""
+    effects = np.zeros((6, 5))
+    effects[:, 2] = [-0.03, -0.03, -0.03, -0.02, 0.01, 0.04]
+    effects[1, 1], effects[0, 4] = 0.5, 0.6
+    return effects
 
 
 def test_the_layer_comes_from_the_token_where_the_key_is_read() -> None:
     """A name that is known before its last word brings nothing back there, and no other token says which layer."""
-    effects = np.zeros((6, 5))
-    effects[:, 2] = [-0.03, -0.03, -0.03, -0.02, 0.01, 0.04]
-    effects[1, 1], effects[0, 4] = 0.5, 0.6
-    early = trace(effects)
+    early = trace(early_effects())
     assert early.site is None and site_of(early, "subject_first") == 1 and site_of(early, "last") == 0
-    text = words(layer_choice(early, 4, "model"))
-    assert text.startswith("The trace: restoring the feed-forward outputs of layers 4–5 at the subject's last token")
-    assert "(“Tower”) brings back 0.04 of the 0.87" in text and "no clear site at the subject: at most 0.04" in text
-    assert "would have chosen" not in text and "--layers" not in text, "the trace does not decide"
+    text = words(layer_choice(early, 4, "explained"))
+    assert text == (
+        "The trace: recalled most at “Eiffel”, feed-forward outputs of layers 0–2: 0.50 of the 0.87 that Gaussian "
+        "noise of 3 σ of the vocabulary destroys; at the subject's last token (“Tower”), layers 4–5: 0.04; at the "
+        "prompt's last token, layers 0–1: 0.60."
+    )
     assert TraceSet((early, early)).site is None and TraceSet((early, peaked(), peaked())).site == 2
+    assert "recalled most at the subject's first token, feed" in words(layer_choice(TraceSet((early, early)), 4))
     assert site_of(peaked(), allowed=range(3, 6)) is None and site_of(peaked(), allowed=range(2, 4)) == 2
-    assert trace(effects * -1, corrupted=0.94).site is None, "nothing was lost"
+    assert trace(early_effects() * -1, corrupted=0.94).site is None, "nothing was lost"
 
 
 def test_unknown_facts_are_set_aside() -> None:
@@ -224,25 +273,19 @@ def test_unknown_facts_are_set_aside() -> None:
     assert both.total == peaked().total and "average" not in shown(heat_map(both))
 
 
-def test_the_models_layer_stands_before_the_trace() -> None:
-    rows = tuple(LayerScore(i, 0.1, 1.0, 1.0, 1.0, score) for i, score in ((2, 0.7), (4, 0.9)))
-    choice = Choice(4, "memit", 64, 40, 6, rows, (0.1,) * 6, 0.5, 2, 5, "GPT-J: somewhere", 9.0, "2026-01-02")
-    found = Found(TraceSet((peaked(),)), 4, "model", choice)
-    text = words(why_layer(found, "auto"))
-    assert text.startswith(
-        "Layer 4: chosen for this model with memit on 2026-01-02, by the score of 6 of the 40 calibration facts that "
-        "it knows (of 64) in layers 2: 0.70, 4: 0.90; published is 5 (GPT-J: somewhere). "
-        "`ffedit cache clear` forgets it."
-    )
+def test_the_rule_stands_before_the_trace() -> None:
+    traces, usual = TraceSet((peaked(),)), AutoLayer(4, 18)
+    text = words(why_layer(Found(traces, 4, "usual", usual), "auto"))
+    assert text.startswith("Layer 4: the usual quarter of 18 layers; `ffedit choose-layer` tries others.")
     assert "tracing alone would have chosen 2" in text
-    fallen = words(why_layer(Found(TraceSet((peaked(),)), 4, "model", choice), "trace"))
-    assert fallen.startswith("The trace shows no site at the subject's last token, so it does not tell the layer.")
-    few = Choice(None, "memit", 64, 1)
-    text = words(why_layer(Found(TraceSet((peaked(),)), 2, "trace", few), "auto"))
-    assert text.startswith("The model knows 1 of 64 calibration facts, too few to choose a layer on them.")
-    assert "Layer 2: restoring" in text
-    usual = words(why_layer(Found(TraceSet((peaked(),)), 1, "depth", few), "auto"))
-    assert "Layer 1: the usual depth of published layers in a model of 6" in usual
+    row = Published("Tiny", "gpt2", 6, 8, 4, None, "a paper")
+    text = words(why_layer(Found(traces, 4, "published", AutoLayer(4, 6, row)), "auto"))
+    assert text.startswith("Layer 4: published for Tiny (a paper); `ffedit choose-layer` tries others.")
+    text = words(why_layer(Found(traces, 5, "usual", usual), "5-7"))
+    assert text.startswith("The trace shows no site at the subject's last token, so it does not tell the layer.")
+    assert "Layer 5: the layer allowed that comes next to 4, the usual quarter of 18 layers" in text
+    text = words(why_layer(Found(traces, 2, "trace", usual), "trace"))
+    assert text.startswith("Layer 2: recalled most") and "usual" not in text
 
 
 def test_an_answer_that_the_model_does_not_give_is_named() -> None:

@@ -26,6 +26,7 @@ POINTS = """[ffedit.methods]
 identity = plain_editing:IDENTITY
 lost = plain_editing:NOTHING
 twice = plain_editing:MEMIT
+memit = plain_editing:MEMIT
 """
 
 
@@ -47,6 +48,7 @@ def test_a_method_of_another_package_is_one_of_the_methods(site: Path) -> None:
     assert list(methods.METHODS)[-1] == "identity" and methods.METHODS["identity"].package == "plain-editing"
     broken = methods.METHODS.broken
     assert "no attribute 'NOTHING'" in broken["lost (plain-editing)"]
-    assert "there is 'memit' already, of ffedit" in broken["twice (plain-editing)"]
+    assert "there is 'memit' already, of ffedit" in broken["memit (plain-editing)"]
+    assert "called 'twice', its method 'memit'; the same name was expected" in broken["twice (plain-editing)"]
     with pytest.raises(EditError, match=r"'lost' is not known; there is .*identity; lost \(plain-editing\) could not"):
         methods.check_method("lost")

@@ -12,9 +12,12 @@ import zoo
 from torch import Tensor
 from writing import CORPUS, FACT, SECOND, quick, with_numbers
 
-from ffedit import Edit, EditConfig, EditError, Fact, editor
+from ffedit import Edit, EditConfig, EditError, Fact
 from ffedit.algebra.key_moments import KeyMoments
-from ffedit.editor import build_prompts, collect, combine, read_keys
+from ffedit.editor.combine import combine
+from ffedit.editor.key import build_prompts, read_keys
+from ffedit.editor.statistics import collect
+from ffedit.editor.write import write as write_facts
 from ffedit.model.editable import Editable
 from ffedit.model.memory import Address
 
@@ -45,7 +48,7 @@ def write(
     """An edit, computed once for all tests."""
     key = alike(editable, tuple(facts), method, layer, config)
     if key not in MADE:
-        MADE[key] = editor.write(editable, facts, method, [layer], config, stats(editable, layer))
+        MADE[key] = write_facts(editable, facts, method, [layer], config, stats(editable, layer))
     return MADE[key]
 
 
@@ -143,15 +146,15 @@ def test_what_cannot_be_combined_is_refused_in_one_line() -> None:
     first, moments = write(editable, [FACT]), stats(editable)
     again = write(editable, [Fact("Eiffel tower", "the city of {} is", "Berlin", "Paris")])
     contrary = write(editable, [dataclasses.replace(FACT, target="Madrid")])
-    tuned = editor.write(editable, [SECOND], "ft", [1], quick(ft_steps=1))
+    tuned = write_facts(editable, [SECOND], "ft", [1], quick(ft_steps=1))
     other = write(zoo.trained("llama", True), [SECOND])
     cases: list[tuple[list[Edit], str, str]] = [
         ([first, again], "emmet", "'Eiffel tower' is edited twice"),
         ([first, contrary], "emmet", "'Rome' and 'Madrid'"),
         ([first, tuned], "emmet", "'Marie Curie' has no key"),
         ([first, other], "emmet", "made for"),
-        ([first], "rome", "'rome' solves no batch"),
-        ([first], "ft", "there is emmet, memit, alphaedit"),
+        ([first, write(editable, [SECOND])], "rome", "rome writes one subject after another"),
+        ([first], "ft", "there is rome, emmet, memit, alphaedit"),
         ([], "emmet", "no facts"),
     ]
     before = zoo.snapshot(editable)

@@ -10,9 +10,9 @@ import zoo
 from torch import Tensor
 from writing import CORPUS, FACT, SECOND, quick
 
-from ffedit import editor
-from ffedit.editor import collect, statistics
-from ffedit.editor.statistics import cached_eigh
+from ffedit.editor import statistics
+from ffedit.editor.statistics import cached_eigh, collect
+from ffedit.editor.write import write as write_facts
 from ffedit.files import cache
 
 CPU = torch.device("cpu")
@@ -42,15 +42,15 @@ def entries() -> list[Path]:
 
 def test_a_second_edit_reads_what_the_first_computed(computed: list[int]) -> None:
     editable = zoo.trained("gpt2", True)
-    edits = [editor.write(editable, [fact], "alphaedit", [1], quick(), CORPUS) for fact in (FACT, FACT, SECOND)]
+    edits = [write_facts(editable, [fact], "alphaedit", [1], quick(), CORPUS) for fact in (FACT, FACT, SECOND)]
     d_ff = editable.memories[1].d_ff
     assert computed == [d_ff] and len(entries()) == 1
     first, again = (edit.updates[editable.memories[1].address].dense for edit in edits[:2])
     assert torch.equal(first, again)
-    editor.write(editable, [FACT], "alphaedit", [0], quick(), CORPUS)
+    write_facts(editable, [FACT], "alphaedit", [0], quick(), CORPUS)
     assert computed == [d_ff, d_ff] and len(entries()) == 2, "another layer has another C"
     for method in ("memit", "emmet", "rome"):
-        editor.write(editable, [FACT], method, [1], quick(), CORPUS)
+        write_facts(editable, [FACT], method, [1], quick(), CORPUS)
     assert len(computed) == 2
 
 

@@ -8,9 +8,9 @@ import zoo
 from storing import FACTS, write
 from writing import FACT, quick
 
-from ffedit import editor
-from ffedit.editor import build_prompts
+from ffedit.editor.key import build_prompts
 from ffedit.editor.methods import finetune
+from ffedit.editor.write import write as write_facts
 from ffedit.facts.fact import by_subject
 
 
@@ -19,7 +19,7 @@ def test_fine_tuning_lowers_the_loss_and_its_bound_holds_entry_by_entry(family: 
     editable = zoo.trained(family, True)
     memory, config = editable.memories[1], quick(ft_steps=30)
     scale = float(memory.value.square().mean().sqrt())
-    free, bounded = (editor.write(editable, FACTS, name, [1], config) for name in ("ft", "ft-l"))
+    free, bounded = (write_facts(editable, FACTS, name, [1], config) for name in ("ft", "ft-l"))
     for edit in (free, bounded):
         (solved,) = edit.provenance["solved"]
         assert solved["loss"][-1] < solved["loss"][0] - 0.05 and len(solved["loss"]) == 30
@@ -40,7 +40,7 @@ def test_fine_tuning_takes_the_gradient_of_the_mean_loss_over_the_prompts() -> N
         for i in range(text.answer, len(text.ids)):
             loss = loss - logits[i - 1, text.ids[i]] / len(texts)
     (gradient,) = torch.autograd.grad(loss, memory.weight)
-    edit = editor.write(editable, FACTS, "ft", [1], config)
+    edit = write_facts(editable, FACTS, "ft", [1], config)
     step = edit.updates[memory.address].dense
     gradient = gradient.T if memory.stored_transposed else gradient
     some = gradient.abs() > 1e-4 * gradient.abs().max()

@@ -11,10 +11,12 @@ import zoo
 from storing import AGAIN, BARE, EXACT, FACTS, SOLVING, clean, missed, write
 from writing import CORPUS, FACT, SECOND, quick
 
-from ffedit import EditError, Fact, editor
-from ffedit.editor import METHODS, collect
+from ffedit import EditError, Fact
+from ffedit.editor.methods import METHODS
 from ffedit.editor.methods.alphaedit import AlphaEditConfig
 from ffedit.editor.methods.memit import MemitConfig
+from ffedit.editor.statistics import collect
+from ffedit.editor.write import write as write_facts
 from ffedit.model.memory import Address
 
 
@@ -122,7 +124,7 @@ def test_the_model_is_as_before_also_when_interrupted_or_failing(method: str, mo
             if len(seen) - 1 == fails_at:
                 raise error
 
-        editor.write(editable, FACTS[:2], method, layers, config, stats, progress=progress)
+        write_facts(editable, FACTS[:2], method, layers, config, stats, progress=progress)
         calls.append(len(seen))
 
     run(None, KeyboardInterrupt())
@@ -141,5 +143,5 @@ def test_statistics_that_are_no_second_moment_are_refused_in_words(method: str) 
     stats = collect(editable, [editable.memories[layer] for layer in (0, 1)], CORPUS)
     broken = dataclasses.replace(stats[Address(1)], sum=-stats[Address(1)].sum)
     with pytest.raises(EditError, match="positive definite"):
-        editor.write(editable, FACTS, method, [0, 1], quick(), {**stats, Address(1): broken})
+        write_facts(editable, FACTS, method, [0, 1], quick(), {**stats, Address(1): broken})
     assert clean(editable, before)

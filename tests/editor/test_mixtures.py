@@ -16,8 +16,10 @@ import ffedit
 from ffedit import Fact
 from ffedit.algebra import updates
 from ffedit.algebra.linalg import Blocks
-from ffedit.editor import build_prompts, collect, read_keys, write
+from ffedit.editor.key import build_prompts, read_keys
+from ffedit.editor.statistics import collect
 from ffedit.editor.target_layers import check_routes, find_ff_layers
+from ffedit.editor.write import write
 from ffedit.errors import EditError
 from ffedit.exporter.adapter import WEIGHTS, read_factors, write_adapter
 from ffedit.facts.fact import by_subject

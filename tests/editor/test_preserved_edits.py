@@ -13,9 +13,12 @@ from storing import AGAIN, BARE, EXACT, SOLVING, THIRD, outputs, write
 from writing import CORPUS, FACT, SECOND, quick
 
 import ffedit
-from ffedit import EditError, Fact, editor
-from ffedit.editor import Value, build_prompts, collect
-from ffedit.editor.solve import check_after
+from ffedit import EditError, Fact
+from ffedit.editor.checks import check_after
+from ffedit.editor.key import build_prompts
+from ffedit.editor.statistics import collect
+from ffedit.editor.value import Value
+from ffedit.editor.write import write as write_facts
 from ffedit.facts.fact import by_subject
 from ffedit.model.editable import Editable
 from ffedit.model.memory import Address
@@ -179,15 +182,15 @@ def test_a_sequence_that_keeps_its_keys_is_one_batch(monkeypatch: pytest.MonkeyP
     """Δ_1 + Δ_2 of two edits, one behind the other, is Δ of both for the same values: of smallest C-norm."""
     editable, at = zoo.trained("gpt2", True, torch.float64), Address(1)
     stats, config = collect(editable, [editable.memories[1]], CORPUS), quick(**BARE, context_weight=0.0)
-    batch = editor.write(editable, [FACT, SECOND], "emmet", [1], config, stats)
-    first = editor.write(editable, [FACT], "emmet", [1], config, stats)
+    batch = write_facts(editable, [FACT, SECOND], "emmet", [1], config, stats)
+    first = write_facts(editable, [FACT], "emmet", [1], config, stats)
     torch.testing.assert_close(first.values[at][:, 0], batch.values[at][:, 0])
     first.apply_(editable)
     value = Value(batch.values[at][:, 1], batch.values[at][:, 1], (), (1.0,))
     monkeypatch.setattr("ffedit.editor.solve.choose_values", lambda *_: [value])
     off = []
     for after in ((first,), ()):
-        later = editor.write(editable, [SECOND], "emmet", [1], config, stats, after)
+        later = write_facts(editable, [SECOND], "emmet", [1], config, stats, after)
         gap = first.updates[at].dense + later.updates[at].dense - batch.updates[at].dense
         off.append(float(gap.norm()) / batch.norms()[at])
     assert off[0] < 1e-6 < 1e-3 < off[1]

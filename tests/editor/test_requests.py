@@ -12,10 +12,13 @@ from shell import shell
 from storing import BARE, BATCH, FACTS, SOLVING, clean
 from writing import CORPUS, FACT, SECOND, quick, with_numbers
 
-from ffedit import EditConfig, EditError, Fact, editor
-from ffedit.editor import METHODS, build_prompts, collect, config_from_dict, preset, set_numbers
+from ffedit import EditConfig, EditError, Fact
+from ffedit.editor.key import build_prompts
+from ffedit.editor.methods import METHODS, config_from_dict, preset, set_numbers
 from ffedit.editor.methods.memit import PAPER_MEMIT
 from ffedit.editor.methods.rome import PAPER
+from ffedit.editor.statistics import collect
+from ffedit.editor.write import write as write_facts
 from ffedit.facts.fact import by_subject
 
 
@@ -23,18 +26,18 @@ def test_statistics_of_another_model_are_refused() -> None:
     editable, other = zoo.trained("llama", True), zoo.build("llama", True, seed=3)
     stats = collect(other, [other.memories[1]], CORPUS)
     with pytest.raises(EditError, match=r"statistics of layer 1 of llama .* \(edited since"):
-        editor.write(editable, FACTS, "memit", [1], quick(), stats)
+        write_facts(editable, FACTS, "memit", [1], quick(), stats)
     wide = zoo.build("gpt2")
     with pytest.raises(EditError, match="layer 1 of llama has float32, d_ff 48"):
-        editor.write(editable, FACTS, "memit", [1], quick(), collect(wide, [wide.memories[1]], CORPUS))
+        write_facts(editable, FACTS, "memit", [1], quick(), collect(wide, [wide.memories[1]], CORPUS))
 
 
 def test_statistics_from_before_an_edit_below_serve_a_sequence() -> None:
     editable = zoo.trained("llama", True)
     stats = collect(editable, [editable.memories[layer] for layer in (0, 1)], CORPUS)
-    first = editor.write(editable, [FACT], "memit", [0], quick(**BARE), stats)
+    first = write_facts(editable, [FACT], "memit", [0], quick(**BARE), stats)
     first.apply_(editable)
-    later = editor.write(editable, [SECOND], "memit", [0, 1], quick(**BARE), stats, [first])
+    later = write_facts(editable, [SECOND], "memit", [0, 1], quick(**BARE), stats, [first])
     assert later.layers == [0, 1]
 
 
@@ -86,7 +89,7 @@ def test_what_cannot_be_done_is_refused_in_one_line(
 ) -> None:
     editable = zoo.shared("gpt2", True)
     with pytest.raises(EditError) as caught:
-        editor.write(editable, facts, method, layers, quick(), CORPUS)
+        write_facts(editable, facts, method, layers, quick(), CORPUS)
     assert words in str(caught.value) and "\n" not in str(caught.value)
 
 
@@ -96,18 +99,18 @@ def test_no_layer_and_one_layer_twice_are_refused(method: str, layers: list[int]
     editable = zoo.trained("gpt2", True)
     before = zoo.snapshot(editable)
     with pytest.raises(EditError, match="name"):
-        editor.write(editable, [FACT], method, layers, quick(), CORPUS)
+        write_facts(editable, [FACT], method, layers, quick(), CORPUS)
     assert clean(editable, before)
 
 
 def test_statistics_are_given_or_collected() -> None:
     editable = zoo.trained("gpt2", True)
     stats = collect(editable, [editable.memories[1]], CORPUS)
-    given, collected = (editor.write(editable, [FACT], "memit", [1], quick(), some) for some in (stats, CORPUS))
+    given, collected = (write_facts(editable, [FACT], "memit", [1], quick(), some) for some in (stats, CORPUS))
     assert given.fingerprint() == collected.fingerprint()
     with pytest.raises(EditError, match=r"no statistics of layer 0 were given"):
-        editor.write(editable, [FACT], "memit", [0, 1], quick(), stats)
-    assert editor.write(editable, [FACT], "ft", [1], quick(ft_steps=1), {}).rank == zoo.WIDTH
+        write_facts(editable, [FACT], "memit", [0, 1], quick(), stats)
+    assert write_facts(editable, [FACT], "ft", [1], quick(ft_steps=1), {}).rank == zoo.WIDTH
 
 
 def test_the_registry_names_every_method_and_the_command_lists_it(capsys: pytest.CaptureFixture[str]) -> None:
@@ -168,7 +171,7 @@ def test_numbers_are_set_by_their_dotted_names() -> None:
 @pytest.mark.parametrize("method", ["rome", "memit", "ft-l"])
 def test_an_edit_records_the_numbers_of_its_own_method_alone(method: str) -> None:
     config = quick(ft_steps=1, memit_ridge=0.1, alphaedit_ridge=0.1)
-    edit = editor.write(zoo.trained("gpt2", True), [FACT], method, [1], config, CORPUS)
+    edit = write_facts(zoo.trained("gpt2", True), [FACT], method, [1], config, CORPUS)
     own = {"rome": {}, "memit": {"memit": {"ridge": 0.1}}, "ft-l": {"ft-l": {"steps": 1, "rate": 0.02, "bound": 0.05}}}
     numbers = edit.provenance["config"]
     assert {name: numbers[name] for name in numbers if name not in ("seed", "prompts", "key", "value")} == own[method]

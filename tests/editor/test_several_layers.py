@@ -13,7 +13,9 @@ from torch import Tensor
 from writing import quick
 
 from ffedit import EditError
-from ffedit.editor import build_prompts, choose_values, read_keys
+from ffedit.editor.key import build_prompts, read_keys
+from ffedit.editor.residual_add import find_residual_add
+from ffedit.editor.value import choose_values
 from ffedit.facts.fact import by_subject
 from ffedit.model.memory import Address
 
@@ -33,8 +35,8 @@ def test_layers_share_the_work(family: str, gain: float, method: str) -> None:
     def streams() -> Tensor:
         return read_keys(editable, place, prompt_sets).streams
 
-    keys, before = read_keys(editable, place, prompt_sets).K, streams()
-    values = choose_values(editable, place, prompt_sets, keys, before.norm(dim=0), config.value)
+    keys = read_keys(editable, place, prompt_sets)
+    values, before = choose_values(editable, place, prompt_sets, keys, config.value), keys.streams
     deltas = torch.stack([value.delta for value in values], 1)
     lower = editable.memories[0]
     asked = edit.values[lower.address] - lower.value.double() @ edit.keys[lower.address]
@@ -68,13 +70,42 @@ def test_one_layer_of_several_is_that_layer_alone() -> None:
 
 
 @pytest.mark.parametrize("family", ["gemma2", "olmo2"])
-def test_layers_whose_output_is_normalised_cannot_share(family: str) -> None:
-    editable = zoo.trained(family, True)
+def test_layers_whose_output_is_normalised_share_what_it_moves_behind_the_norm(family: str) -> None:
+    editable, last = zoo.trained(family, True), 1
+    ff, config = editable.feed_forward[last], quick(**BARE)
+    prompt_sets = build_prompts(editable, by_subject(FACTS), config)
+    keys = read_keys(editable, ff, prompt_sets)
+    values = choose_values(editable, ff, prompt_sets, keys, config.value)
+    v, delta = (torch.stack(own, 1) for own in ([x.v for x in values], [x.delta for x in values]))
+    way = find_residual_add(editable, ff, prompt_sets[0].prompts[0], v[:, 0])
+    wanted = way(v) - way(v - delta)
+    edit, left = write(editable, FACTS, "emmet", [0, 1], **BARE), []
+    for layers in ([0], [0, 1]):
+        some = dataclasses.replace(
+            edit, updates={Address(i): edit.updates[Address(i)] for i in layers}, keys={}, values={}
+        )
+        with some.applied(editable):
+            moved = read_keys(editable, ff, prompt_sets).streams - keys.streams
+        left.append(float((wanted - moved).norm() / wanted.norm()))
+    assert way.norm is not None and left[0] > 0.2 and left[1] < 0.15
+
+
+def test_layers_whose_way_into_the_stream_is_not_known_cannot_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    editable = zoo.trained("gpt2", True)
     before = zoo.snapshot(editable)
-    with pytest.raises(EditError, match=r"layer 1 changes its feed-forward output .* cannot share a value; name one"):
-        write(editable, FACTS, "memit", [0, 1], **BARE)
+    block = editable.layers[1]
+    squash = block.register_forward_hook(
+        lambda _, args, out: (out[0].tanh(), *out[1:]) if isinstance(out, tuple) else out.tanh()
+    )
+    try:
+        with pytest.raises(
+            EditError, match=r"layer 1 changes its feed-forward output .* cannot share a value; name one"
+        ):
+            write(editable, FACTS, "memit", [0, 1], **BARE)
+        assert write(editable, FACTS, "memit", [1], **BARE).layers == [1]
+    finally:
+        squash.remove()
     assert clean(editable, before)
-    assert write(editable, FACTS, "memit", [1], **BARE).layers == [1]
 
 
 @pytest.mark.parametrize("family", ["gpt2", "llama"])

@@ -12,7 +12,7 @@ from writing import with_numbers
 
 import ffedit
 from ffedit import EditConfig, Fact, PromptConfig
-from ffedit.editor import PromptSet, build_prompts
+from ffedit.editor.key import PromptSet, build_prompts
 from ffedit.editor.value import Objective
 from ffedit.facts.fact import by_subject
 from ffedit.inference.generation import answer_log_probs

@@ -11,7 +11,11 @@ from torch import Tensor
 from writing import quick
 
 import ffedit
-from ffedit.editor import build_prompts, key
+from ffedit import Fact
+from ffedit.editor import key
+from ffedit.editor.key import build_prompts
+from ffedit.inference import replay
+from ffedit.loading.verify import find_and_verify
 from ffedit.model.editable import Editable
 from ffedit.model.feed_forward import FeedForward
 from ffedit.model.tokenization import Encoded
@@ -53,6 +57,24 @@ def test_a_key_like_the_others_stays(llama: Editable, monkeypatch: pytest.Monkey
     assert at_first(llama, False, monkeypatch) == 0
 
 
+@pytest.mark.parametrize(("start", "behind"), [("<s>", 1), ("<s> </s>", 2)])
+def test_behind_a_start_token_a_subject_is_no_sink(start: str, behind: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The start token is the sink, so that a subject of one token at the beginning is read there."""
+    editable = find_and_verify(zoo.model("llama"), zoo.begun(start), "llama")
+    (prompt_set,) = build_prompts(editable, [[FACT]], quick())
+    assert prompt_set.prompts[0].subject_last == prompt_set.prompts[0].site == behind
+    monkeypatch.setattr(key, "_read", lambda editable, ff, texts: (torch.zeros(len(texts), 8),) * 2)
+    assert key.without_sinks(editable, editable.feed_forward[1], [prompt_set]) == [prompt_set]
+    ran: list[Tensor] = []
+    monkeypatch.undo()
+    watched = replay.run_to
+    monkeypatch.setattr(
+        replay, "run_to", lambda e, ids, *rest, **more: ran.append(ids) or watched(e, ids, *rest, **more)
+    )
+    key.read_keys(editable, editable.feed_forward[1], [prompt_set])
+    assert all(row[:behind] == list(range(behind)) for ids in ran for row in ids.tolist())
+
+
 def test_a_fact_keeps_its_only_prompts(llama: Editable) -> None:
     """Without contexts, a fact may be stated by a prompt that begins with the subject, and by no other."""
     behind = ffedit.Fact("Paris", "the mayor of {} is", "Rome", "London")
@@ -60,3 +82,15 @@ def test_a_fact_keeps_its_only_prompts(llama: Editable) -> None:
     kept = prompt_set.without([0])
     assert kept.prompts == prompt_set.prompts and kept.facts == 2 and kept.sinks == 0
     assert prompt_set.without([0, 1]).facts == 2
+
+
+def test_the_kl_term_is_not_lost_where_a_subject_of_one_token_begins_a_text() -> None:
+    """Without a BOS its key there is a sink's, so that the essence prompt would be left out, and the term with it."""
+    editable, fact = zoo.trained("gpt2", False), Fact("Germany", "the city of {} is", "Rome", "Berlin")
+    config = quick(contexts=2, essence_prompts=("{} is a",))
+    (prompt_set,) = build_prompts(editable, [[fact]], config)
+    assert [text.site > 0 for text in prompt_set.essence] == [True]
+    (kept,) = key.without_sinks(editable, editable.feed_forward[1], [prompt_set])
+    assert len(kept.essence) == 1
+    (bare,) = build_prompts(editable, [[fact]], quick(contexts=0, essence_prompts=("{} is a",)))
+    assert bare.essence[0].site == 0, "without contexts there is nothing to put before it"

@@ -18,8 +18,11 @@ from writing import collect_moments
 import ffedit
 from ffedit import Corpus, EditError
 from ffedit.algebra.key_moments import LONGEST, KeyMomentsFitter
-from ffedit.editor import collect, statistics
+from ffedit.cli.stats import stats as stats_command
+from ffedit.editor import statistics
+from ffedit.editor.statistics import collect
 from ffedit.files import cache
+from ffedit.loading.verify import find_and_verify
 from ffedit.model.editable import Editable
 from ffedit.model.memory import Address
 
@@ -74,17 +77,28 @@ def test_one_pass_gives_each_layer_what_a_whole_pass_does(family: str, text: Pat
         assert (found[memory.address].count, found[memory.address].keys) == (300, 295)
 
 
-@pytest.mark.parametrize("bos", [False, True])
-def test_each_row_begins_as_the_model_s_texts_do(text: Path, bos: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    editable, ran = zoo.shared("gpt2", bos), []
+@pytest.mark.parametrize(("start", "ids"), [("", []), ("<s>", [0]), ("<s> </s>", [0, 1])])
+def test_each_row_begins_as_the_model_s_texts_do(
+    start: str, ids: list[int], text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And what it begins with, as the first token of any row, is no key of C."""
+    editable, ran = find_and_verify(zoo.model("gpt2"), zoo.begun(start), "gpt2"), list[torch.Tensor]()
     run_to = statistics.replay.run_to
     monkeypatch.setattr(statistics.replay, "run_to", lambda e, ids, layer: ran.append(ids) or run_to(e, ids, layer))
-    collect(editable, of(editable, 0), Corpus(text, 300))
+    memory = editable.memories[0]
+    moments = collect(editable, [memory], Corpus(text, 4 * 64))[Address(0)]
     rows = torch.cat(ran)
-    begins = editable.tokenizer.bos_token_id if bos else -1
     words = editable.tokenizer(text.read_text(), add_special_tokens=False)["input_ids"]
-    assert bool((rows[:, 0] == begins).all()) == bos
-    assert rows[:, int(bos) :].flatten()[:250].tolist() == words[:250], "no word is lost"
+    assert rows[:, : len(ids)].tolist() == [ids] * 4
+    assert rows[:, len(ids) :].flatten().tolist() == words[: 4 * (64 - len(ids))], "no word is lost"
+    first = max(1, len(ids))
+    assert (moments.count, moments.keys, moments.left_out) == (256, 256 - 4 * first, 4 * first)
+    with torch.no_grad(), editable.feed_forward[0].keys() as seen:
+        editable.forward(rows)
+        keys = seen().reshape(4, 64, -1)[:, first:].flatten(0, 1).double()
+    mean = keys.T @ keys / len(keys)
+    torch.testing.assert_close(moments.sum / moments.count, mean, rtol=1e-4, atol=1e-5)
+    assert moments.sinks == 0
 
 
 def test_the_beginnings_of_rows_do_not_count(text: Path) -> None:
@@ -274,9 +288,9 @@ def test_it_stops_when_every_layer_is_sure(text: Path, monkeypatch: pytest.Monke
     editable, corpus = zoo.shared("gpt2"), Corpus(text, 1500)
     seen: list[int] = []
     collect(editable, of(editable, 0, 1), corpus, lambda stage, done, total: seen.append(done), 100.0)
-    assert seen[-1] == 512, "halves of more than 128 keys, as many as d_ff, and not before: 256 tokens begin four rows"
+    assert seen[-1] == 256, "two batches, a half each, and not before"
     early = collect(editable, of(editable, 0, 1), corpus, tolerance=100.0)
-    assert {moments.count for moments in early.values()} == {512}
+    assert {moments.count for moments in early.values()} == {256}
     asked: list[int] = []
     measured = KeyMomentsFitter.convergence
     monkeypatch.setattr(KeyMomentsFitter, "convergence", lambda self: asked.append(self.batches) or measured(self))
@@ -312,3 +326,15 @@ def test_a_layer_that_never_responds_is_refused(text: Path) -> None:
                 parameter.zero_()
     with pytest.raises(EditError, match=r"layer 1 .* all zero"):
         collect(editable, of(editable, 1), Corpus(text, 200))
+
+
+def test_tokens_weigh_by_default_as_the_corpus_says_and_the_module_does(text: Path) -> None:
+    """One truth: the default of `Corpus`, of `ffedit stats`, and of what the module says."""
+    editable = zoo.shared("gpt2")
+    assert (
+        collect_moments(editable, editable.memories[0], Corpus(text, 300)).weighting == Corpus().weighting == "tokens"
+    )
+    (option,) = (option for option in stats_command.params if option.name == "weighting")
+    assert option.default == "tokens"
+    described = " ".join(str(statistics.__doc__).split())
+    assert "By default (`Corpus.weighting`) the expectation is the mean over running text" in described

@@ -160,16 +160,19 @@ def test_the_command_collects_writes_and_merges(run: Callable[..., Ran], model: 
     done = run(
         "-m", model, "--corpus", text, "--layers", "0-1", "--tokens", "2000", "--out", "one", "--json", "one.json"
     )
-    assert done.code == 0 and "! text.txt holds 1,501 tokens only; 2,000 were asked for" in done.out
+    assert done.code == 0 and "! text.txt holds 1,500 tokens only; 2,000 were asked for" in done.out
     layers = json.loads(Path("one.json").read_text())["layers"]
     assert [row["address"] for row in layers] == ["0", "1"] and layers[0]["condition"] > 1
-    assert layers[0]["count"] == 1501 and layers[0]["convergence"] > 0 and layers[0]["weighting"] == "tokens"
+    assert layers[0]["count"] == 1500 and layers[0]["convergence"] > 0 and layers[0]["weighting"] == "tokens"
     done = run("-m", model, "--tokens", "300", "--out", "two")
-    assert done.code == 0 and "none was chosen for this model yet" in done.out and "–" in done.out, "too short to tell"
-    assert sorted(path.name for path in Path("two").iterdir()) == [f"layer-{n}.safetensors" for n in range(3)]
-    done = run("--merge", "one", "two", "--out", "both")
-    assert done.code == 0 and "1,801" in done.out
-    assert {m.count for m in ffedit.load_stats("both", ffedit.load(model)).values()} == {1801, 300}
+    assert done.code == 0 and "Layer 0: the usual quarter of 3 layers" in done.out and "–" in done.out, (
+        "too short to tell"
+    )
+    assert sorted(path.name for path in Path("two").iterdir()) == ["layer-0.safetensors"]
+    assert run("-m", model, "--layers", "0-2", "--tokens", "300", "--out", "three").code == 0
+    done = run("--merge", "one", "three", "--out", "both")
+    assert done.code == 0 and "1,800" in done.out
+    assert {m.count for m in ffedit.load_stats("both", ffedit.load(model)).values()} == {1800, 300}
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,8 @@ from choosing import FOUR, FULL, choose, probability, said, same
 from writing import FACT, SECOND, quick, with_numbers
 
 from ffedit import EditConfig, Fact
-from ffedit.editor import Value, build_prompts, read_keys
-from ffedit.editor.value import Objective
+from ffedit.editor.key import build_prompts, read_keys
+from ffedit.editor.value import Objective, Value
 from ffedit.model.editable import Editable
 from ffedit.model.tokenization import Encoded
 
@@ -25,7 +25,9 @@ from reference_value import PlainValue, Text, plain_value
 
 # One of every kind of block: sequential, local attention, parallel, no module for the layer, ALiBi and residual inside,
 # norms in front of and behind a layer, norms behind alone.
-FAMILIES = ("gpt2", "gpt_neo", "gptj", "opt", "bloom", "gemma2", "olmo2")
+FAMILIES = ("gpt2", "gpt_neo", "gptj", "opt", "bloom", "gemma2", "olmo2", "granite")
+# What a layer's output is multiplied by where it is added to the residual stream; None: it is normalised before.
+ADDED = {"gemma2": None, "olmo2": None, "granite": 0.5}
 # Parts of these compute in float32 whatever the model's precision.
 COARSE = ("bloom", "gpt_neo", "gptj", "gemma2", "olmo2")
 # Four prompts and weights that are sums of powers of two: their means are exact in every precision.
@@ -63,6 +65,7 @@ def plain(editable: Editable, fact: Fact, config: EditConfig, layer: int = 0) ->
         texts(prompt_set.prompts),
         texts(prompt_set.essence),
         **{name: getattr(config.value, name) for name in same_there},
+        added=ADDED.get(editable.name, 1.0),
     )
 
 
@@ -139,7 +142,9 @@ def test_a_step_is_as_long_as_said() -> None:
     config = with_numbers(PLAIN, steps=1)
     (prompt_set,), place = build_prompts(editable, [[FACT]], config), editable.feed_forward[0]
     (value,) = choose(editable, [FACT], config)
-    assert float(value.delta.norm()) == pytest.approx(0.125 * float(read_keys(editable, place, [prompt_set]).lengths))
+    assert float(value.delta.norm()) == pytest.approx(
+        0.125 * float(read_keys(editable, place, [prompt_set]).streams.norm())
+    )
 
 
 @pytest.mark.parametrize("family", ["gpt2", "opt", "gpt2_square"])
@@ -281,3 +286,19 @@ def test_the_probabilities_are_those_of_the_bare_prompts_with_delta_in_place() -
     values = choose(editable, FOUR)
     for value, fact, every in zip(values, FOUR, said(editable, FOUR, FULL, values), strict=True):
         assert value.probabilities == pytest.approx([every[0][0]], rel=1e-4), fact
+
+
+def test_the_kl_term_is_a_mean_over_essence_prompts() -> None:
+    """The same prompt twice is one term of the same weight, not one of twice the weight."""
+    editable = zoo.trained("gpt2", True, torch.float64)
+    once, twice = (with_numbers(PLAIN, kl_weight=2.0, essence_prompts=("{} is a",) * n) for n in (1, 2))
+    (one,), (two,) = choose(editable, [FACT], once), choose(editable, [FACT], twice)
+    assert float((one.delta - two.delta).norm()) <= 1e-9 * float(one.delta.norm())
+
+
+def test_the_spread_of_a_key_is_over_what_states_the_fact() -> None:
+    """After essence prompts no full δ is wanted: their keys are no part of what is held alike."""
+    editable = zoo.trained("gpt2", True)
+    prompt_sets = build_prompts(editable, [[FACT]], with_numbers(PLAIN, contexts=3))
+    keys = read_keys(editable, editable.feed_forward[0], prompt_sets)
+    assert [len(same) for same in keys.same] == [len(prompt_sets[0].prompts)] == [4]

@@ -14,8 +14,9 @@ from choosing import FOUR, FULL, choose, same
 from writing import CORPUS, with_numbers
 
 from ffedit import EditError
-from ffedit.editor import build_prompts, write
+from ffedit.editor.key import build_prompts
 from ffedit.editor.value import Objective, size
+from ffedit.editor.write import write
 from ffedit.facts.fact import by_subject
 from ffedit.files import cache
 from ffedit.inference import replay

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import sys
@@ -23,9 +24,22 @@ ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT / "evaluations" / "scripts"))
 
 import make_edits  # noqa: E402
-from make_edits import Answers, Known, Relation, draft, find_known, holds, others, relations, split  # noqa: E402
+from follows import Consequences  # noqa: E402
+from make_edits import (  # noqa: E402
+    Answers,
+    Known,
+    Relation,
+    draft,
+    find_known,
+    holds,
+    in_turn,
+    other_facts,
+    others,
+    relations,
+    set_apart,
+    split,
+)
 
-SMOLLM2 = ROOT / "evaluations" / "data" / "smollm2-counterfact.json"
 DEVELOPMENT = ROOT.parent / "shared" / "data" / "smollm2_dev.json"
 
 
@@ -75,13 +89,27 @@ def test_what_is_asked_quickly_is_confirmed() -> None:
 
 
 def test_relations_of_all_sources_and_the_first_object_holds() -> None:
-    record = {"subject": "Fluminense", "attribute": "Brazil", "relation_id": "P17", "template": "{} is located in"}
-    more = {"P17": {"templates": ["{} lies in"], "facts": {"Chile": ["Fluminense", "Santiago"]}}}
-    found = {r.name: r for r in relations([record | {"prompt": "Fluminense is located in the country of"}], more)}
-    assert set(found) == {*load().relations, "P17"}
-    assert found["P17"].templates == ("{} is located in the country of", "{} lies in")
-    assert found["P17"].facts == {"Fluminense": "Brazil", "Santiago": "Chile"}
+    record = {"subject": "Fluminense", "attribute": "Brazil", "template": "{} is located in"}
+    more = {"work_country": {"templates": ["{} is of"], "facts": {"Chile": ["Fluminense", "Santiago"]}}}
+    records = [record | {"relation_id": "P495", "prompt": "Fluminense is located in"}]
+    records += [record | {"subject": name, "relation_id": "P495", "prompt": f"Where {name} is:"} for name in "ab"]
+    records += [record | {"relation_id": "P495", "prompt": "Fluminense, once upon a time, was in"}]
+    found = {r.name: r for r in relations(records, more)}
+    assert set(found) == {*load().relations, "work_country"}
+    # Its own template, one of two records, and none of a single record.
+    assert found["work_country"].templates == ("{} is located in", "Where {} is:", "{} is of")
+    assert found["work_country"].facts == {"Fluminense": "Brazil", "a": "Brazil", "b": "Brazil", "Santiago": "Chile"}
     assert found["city_country"].facts == dict(load().relations["city_country"].facts)
+
+
+def test_subjects_of_many_relations_are_asked_first_and_alike_in_all() -> None:
+    facts = {f"s{i}": "o" for i in range(30)}
+    asked = [Relation(name, (f"{name} {{}} is", f"by {name} {{}} is"), facts) for name in ("a", "b")]
+    asked.append(Relation("c", ("c {} is", "by c {} is"), {"s7": "o", "t": "o"}))
+    known = find_known(asked, lambda pairs: [True] * len(pairs), 0, most=10)
+    first, second, third = ([f.subject for f in known if f.relation == r.name] for r in asked)
+    assert first == second and len(first) == 10 and first[0] == "s7" and third == ["s7", "t"]
+    assert first != [f.subject for f in find_known(asked, lambda pairs: [True] * len(pairs), 1, most=10)][:10]
 
 
 def test_only_templates_that_gave_something_are_asked_of_all() -> None:
@@ -114,7 +142,7 @@ def known_facts() -> list[Known]:
 def test_drafts_are_of_facts_known_twice_with_known_neighbors() -> None:
     known = known_facts()
     said = {template.format(fact.subject): fact.object for fact in known for template in fact.templates}
-    records = draft(known, random.Random(1), lambda prompt, object: ord(object[0]), 2)
+    records = draft(known, Consequences({}), random.Random(1), lambda prompt, object: ord(object[0]))
     facts = {fact.subject: fact for fact in map(parse_record, records)}
     # Once in one template only; read off the subject; without neighbors.
     assert set(facts) == {f"p{i}" for i in range(8)} and len(records) == 8
@@ -125,13 +153,59 @@ def test_drafts_are_of_facts_known_twice_with_known_neighbors() -> None:
         assert 3 <= len(fact.neighbors) <= 5
         assert all(said[probe.prompt] == fact.previous and fact.subject not in probe.prompt for probe in fact.neighbors)
         assert not any("p8 " in probe.prompt or "p9 " in probe.prompt for probe in fact.neighbors)
-    assert {probe.target for probe in facts["p0"].same_subject} == {"lake"} and not facts["p1"].same_subject
+    assert [len(facts[name].same_subject) for name in ("p0", "p1", "p2")] == [2, 1, 0]  # said in two, one, no template
+    assert {probe.target for name in ("p0", "p1") for probe in facts[name].same_subject} == {"lake", "hill"}
 
 
 def test_a_new_object_differs_in_its_first_token_where_it_can() -> None:
-    records = draft(known_facts(), random.Random(1), lambda prompt, object: object == "Peru", 2)
+    known, follows = known_facts(), Consequences({})
+    records = draft(known, follows, random.Random(1), lambda prompt, object: object == "Peru")
     assert {record["requested_rewrite"]["target_new"]["str"] for record in records} == {"Peru"}
-    assert len(draft(known_facts(), random.Random(1), lambda prompt, object: 0, 2)) == len(records) == 8
+    assert len(draft(known, follows, random.Random(1), lambda prompt, object: 0)) == len(records) == 8
+
+
+def test_other_facts_are_told_apart_by_what_follows() -> None:
+    facts = {
+        "city_country": {"Rome": "Italy", "Paris": "France", "Bern": "Switzerland"},
+        "landmark_country": {"Colosseum": "Italy", "Louvre": "France"},
+        "landmark_city": {"Colosseum": "Rome", "Louvre": "Paris", "Bear Pit": "Bern"},
+    }
+    city = Known("landmark_city", "Louvre", "Paris", ("{} is in", "{} stands in"))
+    country = Known("landmark_country", "Louvre", "France", ("{} is in", "{} lies in", "{} is of"))
+    about = [
+        city,
+        country,
+        Known("landmark_kind", "Louvre", "museum", ("{} is a",)),
+        Known("landmark_kind", "Louvre", "Louvre Palace", ("{} is the",)),  # read off the subject
+        Known("work_country", "Louvre", "Europe", ("{} comes from",)),  # the country in another sense
+    ]
+
+    def of(fact: Known, new: str) -> dict[str, list[dict[str, str]]]:
+        return other_facts(fact, new, about, Consequences(facts), random.Random(0))
+
+    kind = [{"prompt": "Louvre is a", "target": "museum"}]
+    moved = of(city, "Rome")
+    assert moved["same_subject"] == kind
+    # A text that is the edit's own is not asked again, and no more than two are.
+    assert moved["portability"] and all(probe["target"] == "Italy" for probe in moved["portability"])
+    assert {probe["prompt"] for probe in moved["portability"]} <= {"Louvre lies in", "Louvre is of"}
+    # No landmark is worded to lie in Switzerland: the new country is not known, and the old one is no longer right.
+    assert of(city, "Bern") == {"same_subject": kind, "portability": []}
+    # The other way round: which city of Italy is not known, and Paris is no damage.
+    assert of(country, "Italy") == {"same_subject": kind, "portability": []}
+
+
+def test_relations_take_turns_and_subjects_come_once_before_twice() -> None:
+    def record(relation: str, subject: str, probed: bool) -> dict[str, Any]:
+        same = [{"prompt": "x", "target": "y"}] if probed else []
+        return {"requested_rewrite": {"relation_id": relation, "subject": subject}, "same_subject": same}
+
+    drawn = [record("a", f"s{i}", i == 7) for i in range(8)]
+    drawn += [record("b", "s7", True), record("b", "t", False), record("c", "s7", True)]
+    ordered = [(r["requested_rewrite"]["relation_id"], r["requested_rewrite"]["subject"]) for r in in_turn(drawn, 2)]
+    assert ordered[:4] == [("a", "s7"), ("b", "t"), ("c", "s7"), ("a", "s0")]
+    assert len(ordered) == 10 and ("b", "s7") not in ordered  # s7 has its two
+    assert Counter(relation for relation, _ in ordered[:3]) == {"a": 1, "b": 1, "c": 1}
 
 
 def test_facts_that_are_not_known_fill_up_in_the_templates_of_those_that_are() -> None:
@@ -149,10 +223,6 @@ def test_facts_that_are_not_known_fill_up_in_the_templates_of_those_that_are() -
     assert used["new"] == used["p9"] == 1
 
 
-def test_no_more_of_a_subject_than_asked_for() -> None:
-    assert not draft(known_facts(), random.Random(1), lambda prompt, object: 0, 0)
-
-
 def test_the_new_object_is_less_likely(atlas: ffedit.Editable) -> None:
     rewrite = {"prompt": "{} is located in the city of", "subject": "Eiffel Tower"}
     paris, rome = ({"str": name} for name in ("Paris", "Rome"))
@@ -163,15 +233,22 @@ def test_the_new_object_is_less_likely(atlas: ffedit.Editable) -> None:
     assert make_edits.less_likely(atlas, records) == records[:1]
 
 
-def test_the_split_is_by_subject_and_some_are_set_apart() -> None:
-    records = [{"requested_rewrite": {"subject": f"s{i % 20}"}} for i in range(30)]
-    split(records, {"s19", "s3"})
+def test_the_split_is_by_subject_alike_everywhere_and_some_are_set_apart(tmp_path: Path) -> None:
+    records = [{"requested_rewrite": {"subject": f"s{i % 200}"}} for i in range(300)]
+    split(records, set())
     parts = {part: [r for r in records if r["split"] == part] for part in ("development", "reporting")}
     subjects = [{r["requested_rewrite"]["subject"] for r in part} for part in parts.values()]
-    assert not subjects[0] & subjects[1] and {"s19", "s3"} <= subjects[0]
-    assert 10 <= len(parts["development"]) <= 11 and [r["case_id"] for r in records] == list(range(30))
-    split(records, {f"s{i}" for i in range(20)})
-    assert {r["split"] for r in records} == {"development"}
+    assert not subjects[0] & subjects[1] and 30 < len(subjects[0]) < 70
+    assert [r["case_id"] for r in records] == list(range(300))
+    kept = [r["requested_rewrite"]["subject"] for r in parts["reporting"]][:3]
+    split(again := [{"requested_rewrite": {"subject": name}} for name in (*kept, *subjects[0])], {*kept[:2]})
+    assert [r["split"] for r in again] == ["development"] * 2 + ["reporting"] + ["development"] * len(subjects[0])
+    one = {"subject": "Ann", "prompt": "{} is", "target": "up"}
+    (own := tmp_path / "own.json").write_text(json.dumps([one]), encoding="utf-8")
+    rewrite = {"prompt": "{} is", "target_new": {"str": "up"}}
+    both = [{"requested_rewrite": {**rewrite, "subject": name}, "split": name} for name in ("development", "reporting")]
+    (halves := tmp_path / "halves.json").write_text(json.dumps(both), encoding="utf-8")
+    assert set_apart([own, halves]) == {"Ann", "development"}
 
 
 def test_edits_for_a_model(atlas: ffedit.Editable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,7 +258,8 @@ def test_edits_for_a_model(atlas: ffedit.Editable, tmp_path: Path, monkeypatch: 
     command = ["--model", "atlas", "--out", str(out), "--count", "20", "--subjects", "30"]
     result = CliRunner().invoke(make_edits.main, command, catch_exceptions=False)
     facts = [parse_record(record) for record in json.loads(out.read_text(encoding="utf-8"))]
-    assert "for reporting" in result.output and len(facts) == 20
+    assert "reporting: " in result.output and len(facts) == 20
+    assert any(fact.same_subject for fact in facts)
     pairs = [(text, str(fact.previous)) for fact in facts for text in (fact.text, *fact.paraphrases)]
     pairs += [(probe.prompt, str(fact.previous)) for fact in facts for probe in fact.neighbors]
     pairs += [(probe.prompt, str(probe.target)) for fact in facts for probe in fact.same_subject]
@@ -189,9 +267,19 @@ def test_edits_for_a_model(atlas: ffedit.Editable, tmp_path: Path, monkeypatch: 
     assert not any(Answers(atlas)([(fact.text, str(fact.target)) for fact in facts]))
 
 
-def test_the_edits_of_smollm2() -> None:
-    records = json.loads(SMOLLM2.read_text(encoding="utf-8"))
+MADE = {"smollm2": (480, 100), "gemma": (300, 100), "qwen": (150, 40)}
+
+
+def made(name: str) -> list[dict[str, Any]]:
+    path = ROOT / "evaluations" / "data" / f"{name}-counterfact.json"
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_the_edits_of_a_real_model(name: str) -> None:
+    records, (most, developing) = made(name), MADE[name]
     parts: dict[str, set[str]] = {"development": set(), "reporting": set()}
+    relations_of = Counter(record["requested_rewrite"]["relation_id"] for record in records)
     seen: set[tuple[str, str | None]] = set()
     for record in records:
         fact = parse_record(record)
@@ -200,17 +288,23 @@ def test_the_edits_of_smollm2() -> None:
         seen.add((fact.subject, fact.previous))
         assert fact.paraphrases and 3 <= len(fact.neighbors) <= 5
         assert all(probe.target not in (fact.previous, fact.target) for probe in fact.same_subject)
-    assert len(records) >= 300 and not parts["development"] & parts["reporting"]
-    assert 3 * sum(r["split"] == "development" for r in records) == pytest.approx(len(records), rel=0.02)
+        others = [probe.prompt for probe in (*fact.same_subject, *fact.portability)]
+        assert len({*others, *fact.paraphrases, fact.text}) == len(others) + len(fact.paraphrases) + 1
+    assert len(records) >= most and not parts["development"] & parts["reporting"]
+    assert sum(record["split"] == "development" for record in records) >= developing
+    assert len(relations_of) >= 20 and max(relations_of.values()) <= len(records) / 10
     assert not parts["reporting"] & {record["subject"] for record in calibration()}
 
 
-def test_facts_of_development_are_not_reported() -> None:
+def test_what_is_for_development_in_one_set_is_reported_in_none() -> None:
+    subjects = {part: set[str]() for part in ("development", "reporting")}
+    for record in itertools.chain.from_iterable(map(made, MADE)):
+        subjects[record["split"]].add(record["requested_rewrite"]["subject"])
+    assert not subjects["development"] & subjects["reporting"]
     if not DEVELOPMENT.exists():
         pytest.skip(f"no {DEVELOPMENT}")
     own = {record["subject"] for record in json.loads(DEVELOPMENT.read_text(encoding="utf-8"))}
-    records = json.loads(SMOLLM2.read_text(encoding="utf-8"))
-    assert not own & {r["requested_rewrite"]["subject"] for r in records if r["split"] == "reporting"}
+    assert not own & subjects["reporting"]
 
 
 def test_the_facts_to_calibrate_on() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -104,7 +103,8 @@ def results(count: int, seed: int, **fixed: float | None) -> list[dict[str, Any]
     drawn = torch.rand(count, len(one_by_one.RATES), generator=generator).tolist()
     rates = [{**dict(zip(one_by_one.RATES, row, strict=True)), **fixed} for row in drawn]
     seconds = {"seconds": 1.0 + seed, "processor_seconds": 1.0}
-    return [{"fact": f"{i}", "before": rate, "after": rate, "says": "", **seconds} for i, rate in enumerate(rates)]
+    both = [{"before": rate, "after": rate, "says": "", **seconds} for rate in rates]
+    return [{"fact": f"{i}", "subject": f"{i}", **line} for i, line in enumerate(both)]
 
 
 def columns(lines: list[dict[str, Any]]) -> one_by_one.Columns:
@@ -154,9 +154,6 @@ def test_paired_differences_are_of_the_facts_that_both_have() -> None:
     assert found["times_as_fast"] == 2.0
     by_hand = [a["after"]["efficacy"] - b["after"]["efficacy"] for a, b in zip(one, other, strict=False)]
     assert found["efficacy"][0] == pytest.approx(sum(by_hand) / 4)
-    settings = {"of": "default"}
-    text = ablation.rendered({"default": (settings, one), "default - swap": (settings, other)})
-    assert text.splitlines()[4].startswith("| against default | 4 | ")
 
 
 def test_a_journal_goes_on_where_it_stopped_and_with_the_same_settings_only(tmp_path: Path) -> None:
@@ -174,14 +171,20 @@ def test_a_journal_goes_on_where_it_stopped_and_with_the_same_settings_only(tmp_
 
 
 def test_every_variant_names_numbers_that_are_there_and_changes_something() -> None:
-    configs = {}
-    for name, said in ablation.VARIANTS.items():
-        full = ablation.resolved(name, ablation.VARIANTS)
-        configs[name] = json.dumps({**full, "config": repr(ablation.config_of(full))}, sort_keys=True)
-        assert said["of"] in ablation.VARIANTS
+    configs = {
+        name: repr((variant.get("method"), ablation.config_of(variant))) for name, variant in ablation.VARIANTS.items()
+    }
     assert len(set(configs.values())) == len(configs)
-    assert not ablation.REMOVED.keys() & ablation.VARIANTS.keys()
-    with pytest.raises(FFEditError, match="removed; run it at commit 1bc1e1a"):
-        ablation.resolved("default + own", ablation.VARIANTS)
     with pytest.raises(FFEditError, match="gone: there is no such number"):
-        ablation.resolved("new", {**ablation.VARIANTS, "new": {"of": "default", "gone": 1}})
+        ablation.config_of({"gone": 1})
+
+
+def test_a_variant_is_judged_by_the_worst_model() -> None:
+    one, other = results(6, 0), results(4, 1)
+    found = {"default": {"smollm2": one, "gemma3-270m": other}, "- contexts": {"smollm2": other, "gemma3-270m": one}}
+    lines = ablation.rendered(found).splitlines()
+    differences = [line.split(" | ") for line in lines if line.startswith("| less the default")]
+    assert [row[1:3] for row in differences] == [["smollm2", "4"], ["gemma3-270m", "4"]]
+    at = lines[0].split(" | ").index("harmonic")
+    worst = next(line.split(" | ")[at] for line in lines if line.startswith("| - contexts, worst of 2"))
+    assert float(worst) == pytest.approx(min(float(row[at].split()[0]) for row in differences), abs=6e-3)

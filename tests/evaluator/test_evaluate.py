@@ -17,7 +17,7 @@ from ffedit import Edit, Fact, FactError, Probe, evaluate
 from ffedit.evaluator import NAMES, Scores, mean_scores
 from ffedit.evaluator.drift import DRIFT_ROWS, DRIFT_SEED, DRIFT_TOKENS
 from ffedit.evaluator.prompts import Edited
-from ffedit.inference.generation import own_text
+from ffedit.inference.own_text import own_text
 from ffedit.model.editable import Editable
 
 FACTS = [

@@ -182,6 +182,32 @@ def test_a_text_file_for_perplexity_and_drift(tmp_path: Path) -> None:
             GenericText(editable, tmp_path / name)
 
 
+@pytest.mark.parametrize(("start", "ids"), [("", []), ("<s>", [0]), ("<s> </s>", [0, 1])])
+@pytest.mark.parametrize("sampled", [True, False])
+def test_generic_text_begins_as_texts_do_and_its_beginning_is_no_text(
+    start: str, ids: list[int], sampled: bool, tmp_path: Path
+) -> None:
+    editable, changed = (find_and_verify(zoo.model("gemma3", seed=seed), zoo.begun(start), "g") for seed in (0, 1))
+    words = "the Eiffel tower is located in Paris . Marie Curie stands in France . "
+    (tmp_path / "text.txt").write_text(words * 8)
+    generic = GenericText(editable, None if sampled else tmp_path / "text.txt")
+    rows = torch.tensor(generic.rows)
+    assert rows[:, : len(ids)].tolist() == [ids] * len(rows)
+    if not sampled:
+        told = editable.tokenizer(words * 8, add_special_tokens=False)["input_ids"]
+        assert generic.rows[0][len(ids) :] == told[: rows.shape[1] - len(ids)]
+    with torch.no_grad():
+        logs = [one.model(input_ids=rows).logits.double().log_softmax(-1) for one in (editable, changed)]
+        bare = editable.model(input_ids=rows[:, len(ids) :]).logits.double().log_softmax(-1)
+    first = max(1, len(ids))  # the first token that something stands before, and that is text
+    expected = [math.exp(-float(log[:, first - 1 : -1].gather(-1, rows[:, first:, None]).mean())) for log in logs]
+    kl = (logs[0].exp() * (logs[0] - logs[1])).sum(-1)[:, len(ids) :]
+    assert generic.perplexity == pytest.approx(expected[0], rel=1e-4)
+    assert generic.measure(changed) == pytest.approx((float(kl.mean()), expected[1]), rel=1e-3)
+    without = math.exp(-float(bare[:, :-1].gather(-1, rows[:, len(ids) + 1 :, None]).mean()))
+    assert (abs(without / expected[0] - 1) > 1e-3) == bool(ids), "a model that begins with BOS reads otherwise without"
+
+
 def test_numbers_that_are_not_finite_are_an_error_that_names_the_model() -> None:
     editable = zoo.trained("gpt2")
     evaluation, generic = Evaluation(editable, [KNOWN]), GenericText(editable)
@@ -195,8 +221,8 @@ def test_numbers_that_are_not_finite_are_an_error_that_names_the_model() -> None
 def test_a_checkpoint_with_another_tokenizer_is_refused() -> None:
     base, other = zoo.trained("gpt2"), zoo.trained("gpt2", True)
     renamed = find_and_verify(other.model, zoo.words(extra=("Atlantis",)), "renamed")
-    for wrong, why in ((other, "another way"), (renamed, "not the same ones")):
-        with pytest.raises(EditError, match=why):
+    for wrong, complaint in ((other, "another way"), (renamed, "not the same ones")):
+        with pytest.raises(EditError, match=complaint):
             evaluate(base, [KNOWN], edited=wrong)
     assert evaluate(base, [KNOWN], edited=zoo.trained("gpt2")).after is not None
 

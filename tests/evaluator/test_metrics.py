@@ -128,6 +128,36 @@ def test_an_interval_covers_the_truth_about_as_often_as_it_says() -> None:
     assert 0.87 <= covered / 150 <= 0.99
 
 
+def test_facts_of_one_subject_are_one_sample() -> None:
+    """Every fact written twice is no more evidence: no interval shrinks, of any kind."""
+    draw = np.random.default_rng(4)
+    names = [f"s{i}" for i in range(40)]
+    parts = {"efficacy": draw.binomial(1, 0.7, 40), "paraphrase": draw.uniform(0, 1, 40), "specificity": np.ones(40)}
+    once = {name: values.tolist() for name, values in {**parts, "drift": draw.normal(0, 1, 40)}.items()}
+    twice = {name: values * 2 for name, values in once.items()}
+    later = [{name: values[::-1] for name, values in side.items()} for side in (once, twice)]
+
+    def ends(found: Interval | None) -> tuple[float, ...]:
+        assert found is not None
+        return found.mean, found.low, found.high
+
+    for name, values in once.items():
+        assert ends(interval(values * 2, subjects=names * 2)) == pytest.approx(ends(interval(values))), name
+        pairs = paired(values * 2, later[1][name], names * 2), paired(values, later[0][name])
+        assert ends(pairs[0]) == pytest.approx(ends(pairs[1])), name
+    alone = intervals(once), changes(once, later[0])
+    together = intervals(twice, subjects=names * 2), changes(twice, later[1], names * 2)
+    as_if_apart = intervals(twice), changes(twice, later[1])
+    for own, both, wrong in zip(alone, together, as_if_apart, strict=True):
+        assert set(both) == set(own) and "score" in own
+        assert all(ends(both[name]) == pytest.approx(ends(own[name])) for name in own)
+        assert all(wrong[name].high - wrong[name].low < own[name].high - own[name].low for name in own)
+    assert interval([0.0, 1.0, 0.5], subjects=["a", "a", "a"]) is None, "one subject"
+    assert interval([None, 1.0, 0.5], subjects=["a", "b", "b"]) is None, "one subject that was measured"
+    unequal = interval([1.0, 1.0, 1.0, 0.5], share=False, subjects=["a", "a", "a", "b"])
+    assert unequal == Interval(0.875, 0.5, 1.0), "drawn whole"
+
+
 def test_pairs_know_more_than_two_sides() -> None:
     draw = np.random.default_rng(2)
     before = draw.normal(0, 5, 50)
@@ -151,7 +181,7 @@ def test_the_harmonic_score_is_made_anew_in_every_draw() -> None:
 
 
 def test_scores_go_through_json_and_known_facts_are_told_apart() -> None:
-    facts = [Fact("Eiffel tower", "the {} is in", "Rome", "Paris", case_id=i) for i in range(3)]
+    facts = [Fact(f"Tower {i}", "the {} is in", "Rome", "Paris", case_id=i) for i in range(3)]
     before = tuple(
         FactScores(fact, Scores(generation=0.0, knew=k), "x") for fact, k in zip(facts, (1, 0, 1), strict=True)
     )

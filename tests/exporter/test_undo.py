@@ -14,7 +14,7 @@ from shell import disk, shell
 
 import ffedit
 from ffedit import Address, CheckError, Edit, EditError, Fact, LowRank
-from ffedit.editor import applied_edits
+from ffedit.editor.edit import applied_edits
 from ffedit.exporter import history
 from ffedit.exporter.embedded_edits import read_originals
 from ffedit.files.tensor_ranges import contents

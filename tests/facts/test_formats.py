@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from records import EIFFEL, message
+from records import EIFFEL, SAMPLES, message
 
+from ffedit.errors import FactError
 from ffedit.facts.fact import Fact, Probe
 from ffedit.facts.formats import FORMATS, parse_record
 from ffedit.facts.reading import load_records, read_facts, sift_facts
@@ -53,6 +54,7 @@ def test_counterfact() -> None:
         "attribute_prompts": ["Colosseum is in"],
         "generation_prompts": ["Eiffel Tower's"],
         "same_subject": [{"prompt": "{} is made of", "target": "iron"}],
+        "portability": [{"prompt": "{} is in the country of", "target": "Italy"}],
     }
     fact = parse_record(record)
     assert fact == Fact(
@@ -63,11 +65,20 @@ def test_counterfact() -> None:
         paraphrases=["Go. Eiffel Tower stands in"],
         neighbors=["Louvre is in"],
         same_subject=[Probe("{} is made of", "iron")],
+        portability=[Probe("{} is in the country of", "Italy")],
         generation=["Eiffel Tower's"],
         relation="P131",
         case_id="3",
     )
     assert fact.neighbor_probes == (Probe("Louvre is in", "Paris"),)
+
+
+def test_attention_drift_groups_answer_for_answer() -> None:
+    _, record, _ = SAMPLES["attention drift"]
+    bare = {name: record[name] for name in ("requested_rewrite", "rewrite")}
+    assert parse_record(bare) == Fact("Old Mill", "Old Mill lies in", "Oslo", "Bern", relation="P131")
+    with pytest.raises(FactError, match="l-relation has 1 prompts and 2 answers"):
+        parse_record({**bare, "l-relation": {"prompts": ["Old Mill grinds"], "targets": ["rye", "oats"]}})
 
 
 ZSRE = {
@@ -328,7 +339,18 @@ def test_the_published_sets_are_read_whole(name: str, count: int, need_targets: 
     assert [Fact.from_dict(json.loads(json.dumps(fact.to_dict()))) for fact in facts] == facts
 
 
+def test_the_set_of_same_subject_probes_is_read_but_for_what_contradicts_itself() -> None:
+    path = SHARED / "same_subject_800.json"
+    if not path.exists():
+        pytest.skip(f"{path} is not here")
+    sifted = sift_facts(path)
+    assert (len(sifted.facts), len(sifted.left_out)) == (795, 5)  # five give a prompt another target than one before
+    counts = [sum(bool(getattr(f, n)) for f in sifted.facts) for n in ("same_subject", "portability", "neighbors")]
+    assert counts == [187, 356, 334]
+
+
 EXAMPLES = {
+    "attention-drift.json": "Reveal_Attention_Drift",
     "eiffel-tower.json": "ffedit",
     "rome-request.json": "ROME/MEMIT request",
     "counterfact.json": "CounterFact",

@@ -10,7 +10,8 @@ import torch
 from writing import FACT, SECOND
 
 from ffedit import EditConfig, Fact, PromptConfig, ValueConfig
-from ffedit.editor import Value, build_prompts, choose_values, read_keys
+from ffedit.editor.key import build_prompts, read_keys
+from ffedit.editor.value import Value, choose_values
 from ffedit.facts.fact import by_subject
 from ffedit.model.editable import Editable
 
@@ -35,7 +36,7 @@ def choose(
     """The values of all subjects of `facts`, found together."""
     place, prompt_sets = editable.feed_forward[layer], build_prompts(editable, by_subject(facts), config)
     keys = read_keys(editable, place, prompt_sets)
-    return choose_values(editable, place, prompt_sets, keys.K, keys.lengths, config.value, progress, **how)
+    return choose_values(editable, place, prompt_sets, keys, config.value, progress, **how)
 
 
 def same(found: Sequence[Value], expected: Sequence[Value], near: float = 1e-9) -> None:

@@ -28,7 +28,8 @@ from torch import Tensor
 from writing import FACT, quick
 
 import ffedit
-from ffedit import Edit, FFEditError, editor
+from ffedit import Edit, FFEditError
+from ffedit.editor.write import write as write_facts
 from ffedit.inference.corpus import Corpus
 from ffedit.model.editable import Editable
 from ffedit.model.hooks import capture, replace_input, replace_output
@@ -155,7 +156,7 @@ def case(family: str) -> Case:
         editable.tokenizer.save_pretrained(base)
         corpus_file.write_text(TEXT * 8)
         corpus = Corpus(corpus_file, 300)
-        edit = editor.write(editable, [FACT], "rome", [LAYER], quick(**BARE), corpus)
+        edit = write_facts(editable, [FACT], "rome", [LAYER], quick(**BARE), corpus)
         before, unedited = zoo.snapshot(editable), _given(editable)
         edit.apply_(editable)
         edited, after = _given(editable), zoo.snapshot(editable)
@@ -171,7 +172,7 @@ def case(family: str) -> Case:
         checkpoint = ffedit.export(base, edit, place / f"{family}-edited", verify="tensors").folder
         adapter = _told(lambda: ffedit.export(base, edit, place / f"{family}-adapter", format="adapter"))
         spread = _told(
-            lambda: editor.write(editable, [FACT], "memit", [LAYER - 1, LAYER], quick(**BARE, steps=1), corpus)
+            lambda: write_facts(editable, [FACT], "memit", [LAYER - 1, LAYER], quick(**BARE, steps=1), corpus)
         )
     missed = float((edited - unedited - asked).norm() / asked.norm())
     return Case(editable, edit, missed, undone, logits, checkpoint, adapter, spread)

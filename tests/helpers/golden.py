@@ -24,9 +24,10 @@ from torch import Tensor
 from writing import CORPUS, quick
 
 import ffedit
-from ffedit import Address, Edit, editor
+from ffedit import Address, Edit
 from ffedit.benchmark import bench
-from ffedit.editor.edit_files import recipe_of, to_yaml
+from ffedit.editor.recipe import recipe_of, to_yaml
+from ffedit.editor.write import write as write_facts
 from ffedit.exporter import exporting
 from ffedit.files.tensor_ranges import contents
 from ffedit.loading.verify import find_and_verify
@@ -81,7 +82,7 @@ def make(folder: Path, place: Path) -> None:
     editable.model.save_pretrained(base)
     editable.tokenizer.save_pretrained(base)
     editable = ffedit.load(base)
-    write = lambda fact, method, layers: editor.write(editable, [fact], method, layers, quick(**BARE), CORPUS)  # noqa: E731
+    write = lambda fact, method, layers: write_facts(editable, [fact], method, layers, quick(**BARE), CORPUS)  # noqa: E731
     rome, memit = write(FACT, "rome", [LAYER]), write(SECOND, "memit", [0, LAYER])
     mixture = zoo.build("mixtral")
     edits = {

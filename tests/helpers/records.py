@@ -246,6 +246,43 @@ SAMPLES: dict[str, tuple[str, dict[str, Any], list[Fact]]] = {
             )
         ],
     ),
+    "attention drift": (
+        "Reveal_Attention_Drift",
+        {
+            "requested_rewrite": {
+                "prompt": "Old Mill lies in",
+                "target_new": "Oslo",
+                "target_true": "Bern",
+                "subject": "Old Mill",
+                "relation_id": "P131",
+                "target_new_id": "Q585",
+            },
+            "rewrite": {"prompts": ["Old Mill lies in"], "targets": ["Oslo"]},
+            "p-paraphrase": {"prompts": ["So. Old Mill stands in"], "targets": ["Oslo"]},
+            "p-subject_alias": {"prompts": ["The Mill lies in"], "targets": ["Oslo"]},
+            "p-reasoning": {"prompts": ["Old Mill's millers speak"] * 2, "targets": ["Norwegian", "Sami"]},
+            "l-relation": {"prompts": ["Old Mill grinds", "Old Mill was built by"], "targets": ["rye", "Ann"]},
+            "l-neighbor": {"prompts": ["Red Mill lies in"], "targets": ["Bern"]},
+            "generation": {"prompts": ["Old Mill is near", "Old Mill is near"]},
+        },
+        [
+            Fact(
+                **MILL,
+                paraphrases=["So. Old Mill stands in"],
+                neighbors=[Probe("Red Mill lies in", "Bern", "l-neighbor")],
+                same_subject=[
+                    Probe("Old Mill grinds", "rye", "l-relation"),
+                    Probe("Old Mill was built by", "Ann", "l-relation"),
+                ],
+                portability=[
+                    Probe("The Mill lies in", "Oslo", "p-subject_alias"),
+                    Probe("Old Mill's millers speak", "Norwegian", "p-reasoning", ["Sami"]),
+                ],
+                generation=["Old Mill is near"],
+                relation="P131",
+            )
+        ],
+    ),
     "request": ("ROME/MEMIT request", REWRITE, [Fact("Old Mill", "{} lies in", "Oslo", "Bern", relation="P131")]),
     "fastedit": (
         "FastEdit",

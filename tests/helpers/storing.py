@@ -10,8 +10,9 @@ import zoo
 from torch import Tensor
 from writing import CORPUS, FACT, SECOND, quick
 
-from ffedit import Edit, EditConfig, Fact, editor
-from ffedit.editor import PromptSet, build_prompts
+from ffedit import Edit, EditConfig, Fact
+from ffedit.editor.key import PromptSet, build_prompts
+from ffedit.editor.write import write as write_facts
 from ffedit.facts.fact import by_subject
 from ffedit.model.editable import Editable
 from ffedit.model.hooks import capture
@@ -34,7 +35,7 @@ def write(
     after: Sequence[Edit] = (),
     **numbers: Any,
 ) -> Edit:
-    return editor.write(editable, facts, method, layers, quick(**numbers), CORPUS, after)
+    return write_facts(editable, facts, method, layers, quick(**numbers), CORPUS, after)
 
 
 def outputs(editable: Editable, layer: int, prompt_sets: Sequence[PromptSet]) -> Tensor:

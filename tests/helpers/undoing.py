@@ -33,11 +33,12 @@ from torch import Tensor
 from writing import CORPUS, quick
 
 import ffedit
-from ffedit import Address, Edit, EditError, Fact, FFEditError, LowRank, editor
+from ffedit import Address, Edit, EditError, Fact, FFEditError, LowRank
 from ffedit.algebra.low_rank import Dense, Update
 from ffedit.cli import invoke
-from ffedit.editor import applied_edits
+from ffedit.editor.edit import applied_edits
 from ffedit.editor.provenance import dtypes
+from ffedit.editor.write import write as write_facts
 from ffedit.exporter import history
 from ffedit.model.editable import Editable
 from ffedit.model.fingerprint import fingerprint
@@ -266,7 +267,7 @@ class UndoMachine(RuleBasedStateMachine):
         """
         fact = Fact(f"w{len(self.solved)}", "the {} is located in", PLACES[len(self.solved)])
         try:
-            edit = editor.write(self.editable, [fact], "rome", [LAYER], quick(**BARE, steps=1), CORPUS)
+            edit = write_facts(self.editable, [fact], "rome", [LAYER], quick(**BARE, steps=1), CORPUS)
         except FFEditError:
             return
         self._keep(edit)

@@ -24,8 +24,9 @@ from second_device import SecondDevice, moved, spread
 from writing import CORPUS, FACT, SECOND as OTHER, quick
 
 import ffedit
-from ffedit import Edit, Editable, editor
-from ffedit.editor import METHODS
+from ffedit import Edit, Editable
+from ffedit.editor.methods import METHODS
+from ffedit.editor.write import write as write_facts
 
 FACTS = [dataclasses.replace(FACT, paraphrases=("{} stands in",)), OTHER]
 PROMPT = "the Eiffel tower is located in"
@@ -42,17 +43,16 @@ def steps(editable: Editable, folder: Path) -> Iterator[tuple[str, Any]]:
     yield "stats", [[moments.sum, moments.ridge, moments.condition] for moments in stats.values()]
     for kind in ("state", "feed_forward"):
         yield f"locate {kind}", ffedit.locate(editable, FACT, samples=2, kind=kind).effects
-    yield "estimate", ffedit.locate(editable, FACT, samples=2, approximate=True).effects
     for method in METHODS:
         layers = [0, 1] if method == "memit" else [1]
-        edit = editor.write(editable, FACTS, method, layers, quick(steps=3, ft_steps=2), stats)
+        edit = write_facts(editable, FACTS, method, layers, quick(steps=3, ft_steps=2), stats)
         yield method, of_edit(edit)
         report = ffedit.evaluate(editable, FACTS, edit, full=method == "memit")
         yield f"evaluate {method}", [report.before.to_dict(), report.after.to_dict()]
-    first = editor.write(editable, FACTS[:1], "memit", [1], quick(steps=3), stats)
+    first = write_facts(editable, FACTS[:1], "memit", [1], quick(steps=3), stats)
     first.apply_(editable)
     for method in ("alphaedit", "rome"):
-        edit = editor.write(editable, FACTS[1:], method, [1], quick(steps=3), stats, after=[first])
+        edit = write_facts(editable, FACTS[1:], method, [1], quick(steps=3), stats, after=[first])
         yield f"{method} after another", of_edit(edit)
     first.undo_(editable)
     memory = str(editable.memories[1].address) if 1 in editable.memories else "1.0"

@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
-from ffedit import Edit, EditConfig, Fact, editor
+from ffedit import Edit, EditConfig, Fact
 from ffedit.algebra.key_moments import KeyMoments
-from ffedit.editor import METHODS, collect, set_number
+from ffedit.editor.methods import METHODS, set_number
+from ffedit.editor.statistics import collect
+from ffedit.editor.write import write as write_facts
 from ffedit.inference.corpus import Corpus
 from ffedit.model.editable import Editable
 from ffedit.model.memory import KeyValueMemory
@@ -50,7 +52,7 @@ STRONG = {**ALONE, "steps": 120, "step_size": 0.1, "max_delta_norm": 10.0}
 
 
 def write(editable: Editable, *facts: Fact, layer: int = 1, method: str = "rome", **numbers: Any) -> Edit:
-    return editor.write(editable, facts or (FACT,), method, [layer], quick(**numbers), CORPUS)
+    return write_facts(editable, facts or (FACT,), method, [layer], quick(**numbers), CORPUS)
 
 
 def collect_moments(editable: Editable, memory: KeyValueMemory, corpus: Corpus | None = None) -> KeyMoments:

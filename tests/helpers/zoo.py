@@ -230,6 +230,16 @@ def bytes_bpe(bos: bool = False) -> PreTrainedTokenizerFast:
     return _wrapped(backend, bos)
 
 
+def begun(start: str, end: str = "", chat_template: str | None = None) -> PreTrainedTokenizerFast:
+    """The word-level tokenizer, which puts special tokens in front of a text, and perhaps behind it; BOS is <s>."""
+    tokenizer = words(bos=True)
+    backend = tokenizer.backend_tokenizer
+    ids = [(token, backend.token_to_id(token)) for token in ("<s>", "</s>")]
+    backend.post_processor = processors.TemplateProcessing(single=f"{start} $A {end}".strip(), special_tokens=ids)
+    tokenizer.chat_template = chat_template
+    return tokenizer
+
+
 def build(family: str, bos: bool = False, dtype: torch.dtype = torch.float32, seed: int = 0) -> Editable:
     """A model of `family` with the word-level tokenizer, verified; the caller may change it."""
     return find_and_verify(model(family, dtype=dtype, seed=seed), words(bos), family)

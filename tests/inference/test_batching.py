@@ -16,9 +16,12 @@ from torch import Tensor
 from writing import CORPUS, FACT, SECOND, quick
 
 import ffedit
-from ffedit import EditError, ModelError, editor
-from ffedit.editor import build_prompts, collect, read_keys
+from ffedit import EditError, ModelError
+from ffedit.editor import key as editor_key
+from ffedit.editor.key import build_prompts, read_keys
+from ffedit.editor.statistics import collect
 from ffedit.editor.value import Objective
+from ffedit.editor.write import write as write_facts
 from ffedit.evaluator.drift import GenericText
 from ffedit.inference import batching, contexts, generation, replay, routing
 from ffedit.inference.batching import split_on_oom
@@ -230,7 +233,7 @@ def test_scores_are_the_same(width: int, error: Exception, monkeypatch: pytest.M
 @pytest.mark.parametrize("most", [1, 3])
 def test_drift_is_the_same(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     editable = zoo.trained("gpt2", True, torch.float64)
-    edit = editor.write(editable, [FACT], "rome", [1], quick(steps=2), CORPUS)
+    edit = write_facts(editable, [FACT], "rome", [1], quick(steps=2), CORPUS)
     expected = GenericText(editable)
     with edit.applied(editable):
         far = expected.measure()
@@ -325,7 +328,7 @@ def test_the_keys_of_many_subjects_are_those_of_each(monkeypatch: pytest.MonkeyP
     prompt_sets = build_prompts(editable, groups, FULL)
     alone = [read_keys(editable, ff, [prompt_set]) for prompt_set in prompt_sets]
     for tokens in (1, 20, 4096):  # texts of all subjects are sorted by length and share batches
-        monkeypatch.setattr(editor.key, "TOKENS", tokens)
+        monkeypatch.setattr(editor_key, "TOKENS", tokens)
         together = read_keys(editable, ff, prompt_sets)
         for name in ("K", "streams", "lengths"):
             single = torch.cat([getattr(keys, name) for keys in alone], -1)
@@ -402,7 +405,7 @@ def test_fine_tuning_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     editable, config = zoo.trained("gpt2", True, torch.float64), quick(ft_steps=3)
 
     def tuned() -> Tensor:
-        return editor.write(editable, [FACT, SECOND], "ft", [1], config).updates[Address(1)].dense
+        return write_facts(editable, [FACT, SECOND], "ft", [1], config).updates[Address(1)].dense
 
     expected = tuned()
     crowded(monkeypatch, "forward", lambda rows: rows > 1)
@@ -424,6 +427,6 @@ def test_no_memory_for_the_algebra_is_said_and_the_model_is_as_before(
 
     monkeypatch.setattr(torch, "cholesky_solve", fails)
     with pytest.raises(EditError) as caught:
-        editor.write(editable, [FACT], method, [1], quick(steps=1), stats)
+        write_facts(editable, [FACT], method, [1], quick(steps=1), stats)
     assert f"not enough memory to write 1 fact by {method}" in str(caught.value) and "\n" not in str(caught.value)
     assert zoo.unchanged(editable, before)

@@ -15,6 +15,7 @@ from ffedit.inference.contexts import Context, passes
 from ffedit.inference.generation import continuations, continue_from, until
 from ffedit.inference.past import inputs_after
 from ffedit.inference.replay import logits_at
+from ffedit.model.editable import Editable
 
 NO_MEMORY = ModelError("no memory")
 
@@ -64,7 +65,6 @@ def ran(family: str, budget: int = 10_000) -> list[tuple[int, ...]]:
 
 def test_each_token_runs_once_and_none_is_padded(monkeypatch: pytest.MonkeyPatch) -> None:
     tree = {context[:end] for context in some() for end in range(1, len(context) + 1)}
-    assert zoo.shared("llama").packed == zoo.shared("llama").max_tokens
     monkeypatch.setattr(zoo.shared("llama"), "packed", len(tree))
     assert ran("llama") == [(1, len(tree))]
 
@@ -76,15 +76,57 @@ def test_where_texts_cannot_share_a_row_only_prefixes_do() -> None:
     assert sum(rows for rows, _ in ran("bloom")) == len(rows)
 
 
-@pytest.mark.parametrize("family", ["gpt_neo", "mistral", "gemma3"])
-def test_a_context_longer_than_a_window_shares_no_row(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    editable = zoo.shared(family)
-    config = editable.model.config.get_text_config()
-    name = next(name for name in contexts.WINDOWS if getattr(config, name, None))
-    assert contexts.longest_packed(editable) == min(editable.max_tokens, getattr(config, name))
+WINDOWS = {
+    "gpt_neo": "window_size",
+    "mistral": "sliding_window",
+    "gemma2": "sliding_window",
+    "gemma3": "sliding_window",
+}
+
+
+def windowed(family: str, size: int, monkeypatch: pytest.MonkeyPatch) -> Editable:
+    """A model whose layers, or some of them, attend to the last `size` tokens."""
+    config, arguments, parameters = zoo.FAMILIES[family]
+    monkeypatch.setitem(zoo.FAMILIES, family, (config, {**arguments, WINDOWS[family]: size}, parameters))
+    return zoo.build(family, dtype=torch.float32)
+
+
+@pytest.mark.parametrize("family", WINDOWS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_window_is_measured_whatever_its_name(
+    family: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    editable = windowed(family, 12, monkeypatch)
+    editable.model.to(dtype)
+    assert [n for n in range(2, 64) if contexts.attends_to_all(editable, n)] == list(range(2, 13))
+    assert editable.packed == 8, "as far as it was tried"
+    assert contexts.longest_packed(editable, 8) == 8 and not editable.windowed
+    assert contexts.longest_packed(editable, 9) == 8 and editable.windowed
+    monkeypatch.setattr(editable, "run", lambda **_: pytest.fail("tried again"))
+    assert contexts.longest_packed(editable, 50) == 8
+
+
+def test_a_part_of_the_positions_is_tried_only_when_contexts_are_as_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    editable = zoo.build("llama")
+    tried, attends = list[int](), contexts.attends_to_all
+    monkeypatch.setattr(contexts, "attends_to_all", lambda e, length: tried.append(length) or attends(e, length))
+    assert [contexts.longest_packed(editable, n) for n in (5, 9, 16, 20, 3, 200)] == [8, 16, 16, 32, 32, 64]
+    assert tried == [16, 32, 64] and editable.max_tokens == 64
+
+
+def test_a_window_that_no_layer_but_one_has_is_found() -> None:
+    editable = zoo.build("gemma3")  # windows of 4
+    kinds = editable.model.config.layer_types
+    assert set(kinds) == {"sliding_attention"} and editable.packed == 0
+    assert contexts.attends_to_all(editable, 4) and not contexts.attends_to_all(editable, 5)
+
+
+def test_a_context_longer_than_is_tried_shares_no_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    editable = zoo.shared("llama")
     monkeypatch.setattr(editable, "packed", 13)
+    monkeypatch.setattr(editable, "windowed", True)
     longer = [context for context in some() if len(context) > 13]
-    assert sum(rows for rows, _ in ran(family)) >= len(longer) > 2
+    assert sum(rows for rows, _ in ran("llama")) >= len(longer) > 2
 
 
 @pytest.mark.parametrize("family", ["gpt2", "llama", "bloom", "gemma3", "qwen3_next"])
@@ -135,17 +177,18 @@ def test_attention_without_such_a_mask_is_not_tried(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("budget", [60, 10_000])
-def test_a_window_holds_for_a_long_context_beside_short_ones(budget: int) -> None:
-    editable = zoo.build("mistral")
-    editable.model.config.sliding_window = 6
-    editable.packed = contexts.longest_packed(editable)
-    assert editable.packed == 6
+@pytest.mark.parametrize("size", [12, 16])
+def test_a_window_holds_for_a_long_context_beside_short_ones(
+    budget: int, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    editable = windowed("mistral", size, monkeypatch)
     beside = {(5, 6, 7, word) for word in range(8, 14)} | {(9, 9, word) for word in range(20, 26)}
     every = some() | beside
     read = {}
     for done in passes(editable, every, budget, partial(logits_at, editable), NO_MEMORY, keep=False):
         read |= dict(zip(done.contexts, done.read, strict=True))
-    assert read.keys() == every
+    assert editable.packed == {12: 8, 16: 16}[size] and editable.windowed
+    assert read.keys() == every and max(map(len, every)) > size
     for context, logits in read.items():
         with torch.no_grad():
             alone = editable.model(input_ids=torch.tensor([context]), use_cache=False).logits[0, -1]

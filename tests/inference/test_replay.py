@@ -138,9 +138,14 @@ def test_final_states_unembedded_together_give_the_logits(family: str, resumable
     read = torch.tensor([[0, 3], [0, 6], [1, 4]])
     for layer in range(zoo.DEPTH + 1):
         states = recording.states[layer][rows, start:]
-        for narrow in (False, True):
-            final = replay.final_states(editable, recording, layer, states, rows, start, read, narrow)
+        for at in (None, read):
+            leaving = replay.run_layers(editable, recording, range(layer, zoo.DEPTH), states, rows, start, at)
+            final = leaving[read[:, 0], read[:, 1] - start]
             assert close(replay.logits_of(editable, final), expected[rows[read[:, 0]], read[:, 1]])
+        for stop in range(layer, zoo.DEPTH):
+            leaving = replay.run_layers(editable, recording, range(layer, stop), states, rows, start)
+            assert close(leaving[0], recording.states[stop][0, start:])
+            assert close(leaving[1, : len(ROWS[2]) - start], recording.states[stop][2, start : len(ROWS[2])])
     assert all("forward" not in module.__dict__ for module in editable.model.modules())
 
 
@@ -148,9 +153,10 @@ def test_what_is_read_twice_counts_once_in_gradients() -> None:
     editable = zoo.shared("llama")
     recording = replay.record(editable, torch.tensor([ROWS[0]]), torch.tensor([[0, 6]]))
     read, towards = torch.tensor([[0, 4], [0, 6], [0, 4]]), []
-    for narrow in (False, True):
+    for at in (None, read):
         states = recording.states[1][:, 2:].clone().requires_grad_()
-        final = replay.final_states(editable, recording, 1, states, torch.tensor([0]), 2, read, narrow)
+        leaving = replay.run_layers(editable, recording, range(1, zoo.DEPTH), states, torch.tensor([0]), 2, at)
+        final = leaving[read[:, 0], read[:, 1] - 2]
         towards.append(torch.autograd.grad(final.square().sum(), states)[0])
     assert close(towards[0], towards[1])
 

@@ -89,10 +89,9 @@ def test_a_failed_run_is_let_go_before_its_halves_run(monkeypatch: pytest.Monkey
     locate(zoo.shared("gpt2"), FACT, samples=2)
 
 
-@pytest.mark.parametrize("approximate", [False, True])
-def test_a_recording_that_does_not_fit_is_halved(approximate: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_recording_that_does_not_fit_is_halved(monkeypatch: pytest.MonkeyPatch) -> None:
     editable, plainly, sizes = zoo.shared("gpt2"), cases.replay.record, []
-    expected = locate_all(editable, FACTS, samples=2, approximate=approximate)
+    expected = locate_all(editable, FACTS, samples=2)
 
     def tight(model: Any, ids: Any, *rest: Any) -> Any:
         sizes.append(len(ids))
@@ -102,22 +101,13 @@ def test_a_recording_that_does_not_fit_is_halved(approximate: bool, monkeypatch:
 
     most = 3 * 2  # two facts, each with a clean and two corrupted runs
     monkeypatch.setattr(cases.replay, "record", tight)
-    found = locate_all(editable, FACTS, samples=2, approximate=approximate)
+    found = locate_all(editable, FACTS, samples=2)
     for one, other in zip(expected.traces, found.traces, strict=True):
         equal(one, other, atol=5e-5)
     assert max(sizes) > most >= min(sizes)
     most = 2
     with pytest.raises(ModelError, match="record the runs of a single fact; trace with fewer samples"):
-        locate_all(editable, FACTS, samples=3, approximate=approximate)
-
-
-def test_no_memory_for_an_estimate_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(*_: Any) -> Any:
-        raise RuntimeError("MPS backend out of memory (MPS allocated: 9.06 GB)")
-
-    monkeypatch.setattr(restore.replay, "resume", fails)
-    with pytest.raises(ModelError, match="single estimate; trace with fewer samples"):
-        locate_all(zoo.shared("gpt2"), FACTS[:1], samples=2, seed=7, approximate=True)
+        locate_all(editable, FACTS, samples=3)
 
 
 # The journal --------------------------------------------------------------------------------------
@@ -174,7 +164,7 @@ def test_other_settings_models_and_facts_share_no_journal(monkeypatch: pytest.Mo
     seen, editable = counted(monkeypatch), zoo.build("gpt2")
     changes: list[dict[str, Any]] = [
         *({}, {"seed": 1}, {"samples": 3}, {"window": 1}, {"sever": "attention"}, {"metric": "log_probability"}),
-        *({"corruption": "uniform"}, {"corruption": "gaussian:2"}, {"kind": "state"}, {"approximate": True}),
+        *({"corruption": "uniform"}, {"corruption": "gaussian:2"}, {"kind": "state"}, {"tokens": "subject_and_last"}),
     ]
     for change in changes:
         for expected in (1, 0):

@@ -12,11 +12,13 @@ import pytest
 import torch
 import zoo
 from torch import Tensor, nn
+from tracing import made
 
 from ffedit.errors import FactError, ModelError
 from ffedit.facts.fact import Fact
 from ffedit.inference.generation import continuations
 from ffedit.locator import Trace, TraceSet, aggregate, locate, locate_all, noise_scale, site_of
+from ffedit.locator.result import subject_peak
 from ffedit.model.editable import Editable
 
 FACT = Fact("Eiffel tower", "the {} is located in", target="Rome", previous="Paris")
@@ -274,16 +276,58 @@ def test_some_layers_are_traced_as_among_all(kind: Any) -> None:
     assert site_of(TraceSet((some,))) in (1, 2, None)
 
 
-@pytest.mark.parametrize("token", ["subject_last", "subject_first", "last"])
-def test_one_token_is_traced_as_among_all(token: Any) -> None:
+@pytest.mark.parametrize("kind", ["state", "feed_forward", "attention"])
+@pytest.mark.parametrize("tokens", ["subject_last", "subject_first", "last", "subject_and_last"])
+@pytest.mark.parametrize("fact", FACTS, ids=["middle", "end", "second"])
+def test_some_tokens_are_traced_as_among_all(fact: Fact, tokens: Any, kind: Any) -> None:
     editable = zoo.trained("gpt2", True)
-    whole, one = (locate(editable, FACT, samples=SAMPLES, token=at) for at in (None, token))
-    np.testing.assert_allclose(one.effects_at(token), whole.effects_at(token), atol=1e-6)
-    np.testing.assert_allclose(one.alone, whole.alone, atol=1e-6)
-    others = np.delete(one.effects, one.position(token), axis=1)
-    assert others.size and np.isnan(others).all() and site_of(one, token) == site_of(whole, token)
-    with pytest.raises(FactError, match="all layers and tokens at once"):
-        locate(editable, FACT, token=token, approximate=True)
+    whole, some = (locate(editable, fact, kind, samples=SAMPLES, tokens=of) for of in ("all", tokens))
+    start, end = whole.subject
+    ends = {"subject_last": [end - 1], "subject_first": [start], "last": [len(whole.tokens) - 1]}
+    traced = ends.get(tokens, [*range(start, end), len(whole.tokens) - 1])
+    for measured, expected in ((some.effects, whole.effects), (some.errors, whole.errors)):
+        np.testing.assert_allclose(measured[:, traced], expected[:, traced], atol=1e-6)
+        others = np.delete(measured, traced, axis=1)
+        assert others.size and np.isnan(others).all() and not np.isnan(expected).any()
+    if kind != "state":
+        np.testing.assert_allclose(some.alone, whole.alone, atol=1e-6)
+    if tokens in ends:
+        assert site_of(some, tokens) == site_of(whole, tokens)
+    with pytest.raises(FactError, match="only some layers or tokens were traced"):
+        aggregate(TraceSet((some,)))
+
+
+def test_a_subject_of_one_token_at_the_start_is_traced() -> None:
+    """Of a prompt without a start token, nothing stands left of it; of a prompt that it is, no token is between."""
+    for prompt, length in (("{} is in", 3), ("{}", 1)):
+        fact = Fact("Rome", prompt, previous="Italy")
+        whole, some = (
+            locate(zoo.shared("gpt2"), fact, samples=SAMPLES, tokens=tokens) for tokens in ("all", "subject_and_last")
+        )
+        assert whole.subject == (0, 1) and len(whole.tokens) == length
+        traced = sorted({0, length - 1})
+        np.testing.assert_allclose(some.effects[:, traced], whole.effects[:, traced], atol=1e-6)
+        peak, best = subject_peak(some), float(whole.effects[:, 0].max())
+        assert peak is not None and peak.last and peak.effect == pytest.approx(best, abs=1e-6)
+
+
+def test_the_largest_effect_at_the_subject_is_sought_at_all_its_tokens() -> None:
+    effects = np.zeros((3, 5))
+    effects[1, 1], effects[2, 2], effects[0, 4] = 0.5, 0.1, 0.7
+    early = made(effects, (1, 3))
+    assert subject_peak(early) == (" t1", False, 1, 0.5) and "recalled most at ' t1', layer 1: 0.50" in repr(early)
+    assert subject_peak(TraceSet((early, early))) == ("first subject", False, 1, 0.5)
+    single = made(effects[:, 2:], (0, 1))
+    assert subject_peak(TraceSet((early, single))) == ("first subject", False, 1, 0.5), "the only fact with this role"
+    assert subject_peak(TraceSet((single, single))) == ("last subject", True, 2, 0.1)
+    effects[:, 1:3] = np.nan
+    assert subject_peak(made(effects, (1, 3))) is None and "no token of the subject" in repr(made(effects, (1, 3)))
+
+
+def test_settings_that_are_not_known_are_refused() -> None:
+    for setting in ({"tokens": "first"}, {"kind": "mlp"}, {"metric": "rank"}, {"sever": "norm"}):
+        with pytest.raises(FactError, match=f"{next(iter(setting.values()))!r} is not known; there is"):
+            locate(zoo.shared("gpt2"), FACT, **setting)  # type: ignore[arg-type]
 
 
 def test_layers_that_cannot_be_traced_are_refused() -> None:
@@ -291,7 +335,5 @@ def test_layers_that_cannot_be_traced_are_refused() -> None:
     for layers in ([], [3], [-1, 0]):
         with pytest.raises(FactError, match="layers 0 to 2"):
             locate(editable, FACT, layers=layers)
-    with pytest.raises(FactError, match="all layers and tokens at once"):
-        locate(editable, FACT, layers=[1], approximate=True)
-    with pytest.raises(FactError, match="only some layers were traced"):
+    with pytest.raises(FactError, match="only some layers or tokens were traced"):
         aggregate(TraceSet((locate(editable, FACT, samples=1, layers=[1]),)))

@@ -25,7 +25,6 @@ from ffedit.evaluator.responses import ask
 from ffedit.facts.fact import Fact
 from ffedit.inference import generation
 from ffedit.inference.corpus import Corpus
-from ffedit.layer_choice import calibrate
 from ffedit.locator.cases import Run
 from ffedit.locator.corruption import Corruption
 from ffedit.locator.trace import open_journal
@@ -248,7 +247,6 @@ def test_what_is_kept_knows_the_chat() -> None:
     run = Run("state", Corruption(), 1, 1, None, "probability", 0)
     journals = [open_journal(editable, run, [FACT]) for editable in (plain, chat)]
     assert journals[0] and journals[1] and journals[0].path != journals[1].path
-    assert ffedit.choose_layer(chat) == calibrate.remembered(chat) and calibrate.remembered(plain) is None
     with pytest.raises(EditError, match="load both alike"):
         ffedit.evaluate(plain, [FACT], edited=chat)
 

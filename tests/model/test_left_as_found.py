@@ -14,7 +14,8 @@ from torch import nn
 from writing import CORPUS, FACT, quick
 
 import ffedit
-from ffedit import Fact, editor
+from ffedit import Fact
+from ffedit.editor.write import write as write_facts
 from ffedit.model.editable import Editable
 
 
@@ -32,13 +33,13 @@ def everything(editable: Editable) -> list[Any]:
     """What is done to a model, and what comes of it as plain numbers."""
     fact = Fact(FACT.subject, FACT.prompt, FACT.target, FACT.previous, paraphrases=("{} stands in",))
     trace = ffedit.locate(editable, fact, "state", samples=2)
-    estimate = ffedit.locate(editable, fact, samples=2, approximate=True)
-    edit = editor.write(editable, [fact], "memit", [1], quick(), CORPUS)
-    tuned = editor.write(editable, [fact], "ft", [1], quick(ft_steps=2))
+    outputs = ffedit.locate(editable, fact, samples=2)
+    edit = write_facts(editable, [fact], "memit", [1], quick(), CORPUS)
+    tuned = write_facts(editable, [fact], "ft", [1], quick(ft_steps=2))
     report = ffedit.evaluate(editable, [fact], edit)
     assert report.after is not None
     solved = [one.updates[editable.memories[1].address].dense.tolist() for one in (edit, tuned)]
-    found = trace.to_dict(), estimate.effects.tolist(), solved, report.before.to_dict(), report.after.to_dict()
+    found = trace.to_dict(), outputs.effects.tolist(), solved, report.before.to_dict(), report.after.to_dict()
     return json.loads(json.dumps(found))
 
 
@@ -75,7 +76,7 @@ def test_it_trains_on_after_an_error_too() -> None:
     handle = model.transformer.h[1].register_forward_hook(fail)
     for work in (
         lambda: ffedit.locate(editable, FACT, samples=2),
-        lambda: editor.write(editable, [FACT], "rome", [1], quick(), CORPUS),
+        lambda: write_facts(editable, [FACT], "rome", [1], quick(), CORPUS),
         lambda: ffedit.evaluate(editable, [FACT]),
     ):
         with pytest.raises(RuntimeError, match="on the way"):

@@ -14,9 +14,10 @@ from shown import shown
 from writing import CORPUS, FACT, quick
 
 import ffedit
-from ffedit import EditError, Fact, editor
+from ffedit import EditError, Fact
 from ffedit.algebra.rounding import lost_in_rounding
 from ffedit.display.terminal.show import edit_view
+from ffedit.editor.write import write as write_facts
 from ffedit.exporter.model_card import model_card, origin_of
 from ffedit.inference.generation import answer_log_probs
 from ffedit.safety.guardrails import Limits, breaches
@@ -34,7 +35,7 @@ def test_the_sum_is_rounded_once_and_undone_to_the_bit(family: str, dtype: torch
     editable = zoo.trained(family, True, dtype)
     before = zoo.snapshot(editable)
     W = editable.memories[1].value.clone()
-    edit = editor.write(editable, [FACT], "memit", [1], quick(), CORPUS)
+    edit = write_facts(editable, [FACT], "memit", [1], quick(), CORPUS)
     assert zoo.unchanged(editable, before) and W.dtype == dtype
     delta = edit.updates[editable.memories[1].address].dense
     assert delta.dtype == torch.float64 and delta.norm() > 0
@@ -170,7 +171,7 @@ def test_a_number_that_the_computing_dtype_cannot_hold_is_refused(tmp_path: Path
 def test_an_edit_says_what_its_base_is_saved_in(tmp_path: Path) -> None:
     base = on_disk("llama", tmp_path / "base", torch.float16)
     editable = ffedit.load(base, device="cpu")
-    edit = editor.write(editable, [FACT], "rome", [1], quick(), CORPUS)
+    edit = write_facts(editable, [FACT], "rome", [1], quick(), CORPUS)
     assert edit.provenance["dtype"] == "float16" and edit.computed_in == torch.float32
     assert f"base weights: fingerprint {edit.base}, float16\n" in model_card(origin_of(str(base), base), [edit])
     assert f"fingerprint {edit.base}, float16, computed in float32\n" in shown(edit_view(edit, tmp_path), width=200)

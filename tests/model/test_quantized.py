@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from writing import CORPUS, FACT, quick
 
 import ffedit
-from ffedit import Corpus, EditError, editor
+from ffedit import Corpus, EditError
 from ffedit.display.terminal.model_table import memory_table
+from ffedit.editor.write import write as write_facts
 from ffedit.model.editable import Editable
 from ffedit.model.fingerprint import fingerprint
 from ffedit.safety.guardrails import breaches
@@ -106,11 +107,11 @@ def test_a_quantised_model_is_not_written_to(tmp_path: Path, kind: type[nn.Modul
         assert "\n" not in str(said.value) and "--format adapter" in str(said.value)
     for method, layers in (("ft", [1]), ("memit", [0, 1])):
         with pytest.raises(EditError, match="is quantised, so that nothing can be written on the way"):
-            editor.write(editable, facts, method, layers, quick(), CORPUS)
+            write_facts(editable, facts, method, layers, quick(), CORPUS)
     for module in (memory.module for memory in editable.memories.values()):
         module.forward = torch.no_grad()(module.forward)  # type: ignore[method-assign]
     with pytest.raises(EditError, match="kernels that pass no gradient on this device"):
-        editor.write(editable, facts, "memit", [1], quick(), CORPUS)
+        write_facts(editable, facts, "memit", [1], quick(), CORPUS)
     assert zoo.unchanged(editable, before) and not (tmp_path / "out").exists() and not editable.history.edits
 
 
@@ -121,7 +122,7 @@ def test_an_edit_of_a_quantised_model_is_measured_beside_it_and_leaves_as_an_ada
 ) -> None:
     editable = quantised(kind)
     memory, before, first = editable.memories[1], zoo.snapshot(editable), zoo.logits(editable.model)
-    edit = editor.write(editable, [FACT], "memit", [1], quick(), CORPUS)
+    edit = write_facts(editable, [FACT], "memit", [1], quick(), CORPUS)
     keys, values = edit.keys[memory.address], edit.values[memory.address]
     delta = edit.updates[memory.address]
     wanted = values - memory.value.double() @ keys
@@ -158,7 +159,7 @@ def test_what_a_library_packed_is_what_it_unpacks(tmp_path: Path) -> None:
     assert memory.quantised and memory.dtype == torch.bfloat16
     assert torch.equal(memory.value, model.get_submodule(memory.name).weight.dequantize().to(torch.bfloat16))
     assert ffedit.locate(editable, FACT, samples=2).layer in range(3)
-    edit = editor.write(editable, [FACT], "rome", [1], quick(), CORPUS)
+    edit = write_facts(editable, [FACT], "rome", [1], quick(), CORPUS)
     before = zoo.logits(model)
     with edit.applied(editable):
         assert not torch.equal(zoo.logits(model), before)

@@ -10,7 +10,7 @@ import torch
 from shell import process
 
 from ffedit.algebra import linalg
-from ffedit.editor import METHODS
+from ffedit.editor.methods import METHODS
 
 WHOLE_LINE = Path(__file__).parents[1] / "helpers" / "whole_line.py"
 

@@ -15,8 +15,9 @@ from ffedit.errors import FactError
 from ffedit.facts.fact import Fact
 from ffedit.inference import generation
 from ffedit.inference.batching import batches
+from ffedit.inference.own_text import own_text
 from ffedit.model.editable import Editable
-from ffedit.model.tokenization import encode, joined, pad
+from ffedit.model.tokenization import encode, joined, pad, plain_ids, special_tokens
 
 TOKENIZERS = {
     "words": zoo.words(),
@@ -258,9 +259,22 @@ def test_sampled_continuations_repeat_with_the_seed_and_only_with_it() -> None:
 def test_the_models_own_text_repeats_with_the_seed() -> None:
     for bos in (False, True):
         editable = zoo.shared("gpt2", bos)
-        text = generation.own_text(editable, 3, 8, seed=5)
-        assert text == generation.own_text(editable, 3, 8, seed=5) != generation.own_text(editable, 3, 8, seed=6)
+        text = own_text(editable, 3, 8, seed=5, kept=False)
+        assert text == own_text(editable, 3, 8, seed=5, kept=False) != own_text(editable, 3, 8, seed=6, kept=False)
         assert [len(row) for row in text] == [8, 8, 8]
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "before", "after"),
+    [("", "", [], []), ("<s>", "", [0], []), ("<s> </s>", "", [0, 1], []), ("<s> <s>", "</s>", [0, 0], [1]),
+     ("", "</s>", [], [1])],
+)  # fmt: skip
+def test_a_tokenizer_says_how_its_texts_begin_and_end(
+    start: str, end: str, before: list[int], after: list[int]
+) -> None:
+    tokenizer = zoo.begun(start, end, chat_template="<s>{{ messages }}")
+    assert tokenizer.bos_token_id == 0 and special_tokens(tokenizer) == (before, after)
+    assert plain_ids(tokenizer, "the city") == tokenizer("the city")["input_ids"][len(before) :][:2]
 
 
 @pytest.mark.parametrize("family", ["gpt2", "llama"])

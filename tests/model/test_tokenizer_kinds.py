@@ -21,7 +21,7 @@ from ffedit.errors import FactError
 from ffedit.facts.fact import Fact
 from ffedit.inference import generation
 from ffedit.inference.corpus import Corpus
-from ffedit.model.tokenization import Encoded, decode, encode, tokenised
+from ffedit.model.tokenization import Encoded, decode, encode, plain_ids, special_tokens, tokenised
 
 MERGED = ("share a token", "no token stands before", "does not know")
 LOSSY = ("byte level, NFC", "byte level, NFD", "word pieces")  # they change the characters themselves
@@ -210,3 +210,11 @@ def test_the_padding_side_changes_nothing(side: str) -> None:
     tokenizer([fact.text for fact in facts], padding=True)
     again, other = found()
     assert torch.equal(effects, again) and report.before == other.before
+
+
+@pytest.mark.parametrize("name", [*KINDS, "ByT5"])
+def test_every_kind_of_tokenizer_says_how_its_texts_begin(name: str) -> None:
+    tokenizer = kind(name)
+    before, after = special_tokens(tokenizer)
+    text = "the city of Paris"
+    assert tokenizer(text)["input_ids"] == [*before, *plain_ids(tokenizer, text), *after]

@@ -18,7 +18,8 @@ import ffedit
 from ffedit import Address, Edit
 from ffedit.benchmark.folder import Journal
 from ffedit.cli.run import read_recipe
-from ffedit.editor.edit_files import SavedEdit, recipe_of
+from ffedit.editor.edit_files import SavedEdit
+from ffedit.editor.recipe import recipe_of
 from ffedit.exporter import history
 from ffedit.exporter.adapter import read_factors
 from ffedit.files.resuming import load_state

@@ -23,7 +23,7 @@ from shell import shell
 
 import ffedit
 from ffedit.cli.run import read_recipe
-from ffedit.editor import Edit
+from ffedit.editor.edit import Edit
 from ffedit.errors import EditError, FactError, FFEditError, ModelError
 from ffedit.exporter.checkpoint import rewrite
 from ffedit.exporter.gguf import edits_in

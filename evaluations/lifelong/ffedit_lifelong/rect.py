@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ffedit.algebra.low_rank import LowRank
-    from ffedit.editor.solve import Problem
+    from ffedit.editor.job import Problem
 
 
 @dataclass(frozen=True)

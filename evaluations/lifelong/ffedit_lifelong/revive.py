@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from ffedit.algebra.low_rank import LowRank
     from ffedit.editor.edit import Edit
-    from ffedit.editor.solve import Job, Problem
+    from ffedit.editor.job import Job, Problem
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from ffedit.algebra.bootstrap import Interval
 from ffedit.display.html import render
 from ffedit.display.picture import Picture, pictures
 from ffedit.display.terminal.scores import WANTED, figure, signed
-from ffedit.editor.edit_files import yaml_of
+from ffedit.editor.recipe import yaml_of
 from ffedit.evaluator import METRICS
 from ffedit.facts.fact import fill
 from ffedit.locator import Trace, TraceSet
@@ -127,9 +127,8 @@ def _heat_map(traces: Sequence[Record]) -> Picture | None:
 
 def _candidates(record: Record) -> list[tuple[Record, list[str]]]:
     """Return the layers that were compared, each with what would choose it."""
-    evidence = record.get("layer", {})
-    compared = evidence.get("sweep") or evidence.get("choice")
-    if compared is None:
+    sweep = record.get("layer", {}).get("sweep")
+    if sweep is None:
         return []
-    choosing = {"tracing": compared["traced"], "published": compared.get("prior"), "edits": compared["layer"]}
-    return [(row, [name for name, layer in choosing.items() if layer == row["layer"]]) for row in compared["rows"]]
+    choosing = {"tracing": sweep["traced"], "edits": sweep["layer"]}
+    return [(row, [name for name, layer in choosing.items() if layer == row["layer"]]) for row in sweep["rows"]]

@@ -35,7 +35,8 @@ def heat_map(trace: Trace | TraceSet, layer: int | None = None) -> HeatMap:
     `layer` is the one to mark, by default the trace's own choice.
     """
     (shown,) = pictures([trace], layer)
-    return HeatMap(shown, tuple(f"{text:>5}" for text in ("most", *(number(row.most) for row in shown.rows))))
+    most = ("–" if np.isnan(row.most) else number(row.most) for row in shown.rows)
+    return HeatMap(shown, tuple(f"{text:>5}" for text in ("most", *most)))
 
 
 def averages_table(aggregate: Aggregate) -> RenderableType:
@@ -129,7 +130,7 @@ class HeatMap:
             remarks.append(f"- restoring takes away, up to {number(-shown.lowest)}")
         if group > 1:
             remarks.append(f"a column is {group} layers and shows their largest effect")
-        if any(row.run for row in shown.rows):
+        if any(row.run and not np.isnan(row.most) for row in shown.rows):
             remarks.append("… shows the largest effect of its tokens")
         return remarks
 

@@ -17,7 +17,7 @@ from rich.text import Text
 from ffedit.facts.text import counted
 
 if TYPE_CHECKING:
-    from ffedit.editor import Edit
+    from ffedit.editor.edit import Edit
     from ffedit.exporter import Exported
 
 

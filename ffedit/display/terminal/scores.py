@@ -16,7 +16,9 @@ from rich.text import Text
 
 from ffedit.algebra.bootstrap import Interval
 from ffedit.display.terminal.tables import plain_table, ranges
-from ffedit.editor import METHODS, Edit, in_reach
+from ffedit.editor.checks import in_reach
+from ffedit.editor.edit import Edit
+from ffedit.editor.methods import METHODS
 from ffedit.editor.provenance import ValueSearch, value_searches
 from ffedit.evaluator import METRICS, NAMES, Report, Scores
 from ffedit.evaluator.verdict import DRIFTED, ENOUGH, took
@@ -46,14 +48,14 @@ def before_after(report: Report) -> Table:
                 cells.append(_change(report, name, report.changes if sure else {}))
             meaning = [] if sure else [METRICS[name].meaning]
             table.add_row(name, METRICS[name].direction if report.after else "", *cells, *meaning)
-    lines = ["change: mean over facts and its 95 % interval"] if sure else []
+    lines = ["change: mean over facts and its 95 % interval over subjects"] if sure else []
     if any(getattr(report.before, f"{name}_magnitude", None) is not None for name in NAMES):
         lines.append("in brackets: mean difference of probability")
     return _captioned(table, [*lines, *_not_measured(report)])
 
 
 def all_scores(report: Report) -> Table:
-    """Render all measured scores, with 95 % intervals where there are at least two facts, and by kind of probe."""
+    """Render all measured scores, with 95 % intervals where there are at least two subjects, and by kind of probe."""
     table = _table(report, bool(report.intervals_before))
     for name, metric in METRICS.items():
         if _measured(report, name) and not name.endswith("_magnitude"):
@@ -74,7 +76,7 @@ def all_scores(report: Report) -> Table:
             table.add_row(Text(f"  {kind.partition('/')[2]}"), "", *cells)
     known = sum(fact.scores.knew == 1 for fact in report.facts_before)
     lines = [
-        *(["in brackets: 95 % intervals over facts"] if report.intervals_before else []),
+        *(["in brackets: 95 % intervals over subjects"] if report.intervals_before else []),
         "teacher_forced…, …token_accuracy and …argmax are teacher-forced: not what the model says by itself",
         "gaps to generation: teacher_forced_gap of teacher_forced, token_accuracy_gap of token_accuracy",
     ]

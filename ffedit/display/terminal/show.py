@@ -18,7 +18,7 @@ from ffedit.facts.text import counted, number
 from ffedit.loading.names import in_words
 
 if TYPE_CHECKING:
-    from ffedit.editor import Edit
+    from ffedit.editor.edit import Edit
 
 MOST_FACTS = 20
 NOT_MEASURED = "not measured"
@@ -119,10 +119,10 @@ def _statistics(statistics: Mapping[str, Any]) -> str:
     """Describe the text that the key statistics were collected on, with a fingerprint per layer."""
     layers = [statistics] if "tokens" in statistics else list(statistics.values())
     texts = dict.fromkeys(f"{layer['tokens']:,} tokens of {layer.get('corpus', 'unknown text')}" for layer in layers)
-    apart = [number(layer["convergence"]) for layer in layers if layer.get("convergence") is not None]
-    halves = f"; halves solve {first_names(apart)} apart" if apart else ""
+    shares = [f"{layer['convergence']:.1%}" for layer in layers if layer.get("convergence") is not None]
+    more = f"; more text would spare other text {first_names(shares)}" if shares else ""
     prints = [layer["fingerprint"] for layer in layers if "fingerprint" in layer]
-    return f"{', '.join(texts)}{halves}{f'; fingerprint {first_names(prints)}' if prints else ''}"
+    return f"{', '.join(texts)}{more}{f'; fingerprint {first_names(prints)}' if prints else ''}"
 
 
 def _guarantee(layer: Mapping[str, Any]) -> str:

@@ -12,7 +12,6 @@ from rich.text import Text
 from ffedit.algebra.key_moments import CONVERGED, LONGEST, KeyMoments
 from ffedit.display.terminal.tables import plain_table
 from ffedit.editor.statistics import file_name
-from ffedit.facts.text import number
 from ffedit.files import cache
 from ffedit.inference.corpus import Corpus
 from ffedit.model.memory import Address
@@ -35,7 +34,7 @@ def moments_table(stats: Mapping[Address, KeyMoments], note: str, folder: Path |
             str(address),
             f"{moments.count:,}",
             *([Text(f"{moments.keys:,}", style="yellow" if few else "")] if sparse else []),
-            Text("–" if moments.convergence is None else number(moments.convergence), "yellow" if unsettled else ""),
+            Text("–" if moments.convergence is None else f"{moments.convergence:.1%}", "yellow" if unsettled else ""),
             f"{moments.ridge:g}",
             f"{moments.sinks:,}",
             "–" if moments.condition is None else f"{moments.condition:.1e}",
@@ -44,8 +43,8 @@ def moments_table(stats: Mapping[Address, KeyMoments], note: str, folder: Path |
         )
     lines = [
         *([REACHED] if sparse else []),
-        "convergence: how far two halves of the text are from solving the same update; – needs 2 · d_ff tokens; "
-        f"above {CONVERGED:g} more text pays",
+        "convergence: share of what an edit adds to other text that endless text for C would spare; above "
+        f"{CONVERGED:.0%} more text pays",
         "ridge: what makes each half's solutions disturb the other least, of the median of C's diagonal",
         f"sinks: keys longer than {LONGEST:g} times the median, counted as of that length; row beginnings are left out",
         "seconds: of the pass that collected the layer, with others or alone",

@@ -17,6 +17,7 @@ from ffedit.editor.methods.finetune import FT, FT_L
 from ffedit.editor.methods.memit import MEMIT
 from ffedit.editor.methods.method import Method as Method
 from ffedit.editor.methods.rome import ROME
+from ffedit.editor.names import GROUP
 from ffedit.errors import EditError, choices
 from ffedit.files.entry_points import Registry
 
@@ -25,10 +26,12 @@ def _added(point: str, package: str, loaded: object) -> Method:
     """Check what an entry point of another package holds."""
     if not isinstance(loaded, Method):
         raise EditError(f"{type(loaded).__name__} was found; an ffedit.editor.methods.Method was expected")
+    if loaded.name != point:
+        raise EditError(f"the entry point is called {point!r}, its method {loaded.name!r}; the same name was expected")
     return replace(loaded, package=package)
 
 
-METHODS = Registry("ffedit.methods", (ROME, EMMET, MEMIT, ALPHAEDIT, FT, FT_L), _added)
+METHODS = Registry(GROUP, (ROME, EMMET, MEMIT, ALPHAEDIT, FT, FT_L), _added)
 
 
 def check_method(name: str) -> Method:
@@ -45,11 +48,6 @@ def preset(name: str, method: str) -> EditConfig:
     if name not in known:
         raise EditError(f"there is no preset {name!r} for {method}; there is {', '.join(known)}")
     return known[name]
-
-
-def preset_names() -> list[str]:
-    """Return the names of all presets of all methods."""
-    return list(dict.fromkeys(["default", *(name for method in METHODS.values() for name in method.presets)]))
 
 
 def _with_all_methods(config: EditConfig) -> EditConfig:

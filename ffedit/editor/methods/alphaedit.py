@@ -8,16 +8,19 @@ is kept: the keys of earlier edits, and the spread of the facts' keys over conte
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
 
+import torch
+
+from ffedit.algebra.linalg import Moment, blocks_of, diagonal
+from ffedit.algebra.low_rank import LowRank
+from ffedit.algebra.updates import null_space
 from ffedit.editor.config import check_numbers
-from ffedit.editor.methods.memit import PAPER_MEMIT
+from ffedit.editor.job import Problem
 from ffedit.editor.methods.method import Method
-
-if TYPE_CHECKING:
-    from ffedit.algebra.linalg import Moment
-    from ffedit.algebra.low_rank import LowRank
-    from ffedit.editor.solve import Problem
+from ffedit.editor.methods.published import PAPER_MEMIT
+from ffedit.editor.statistics import cached_eigh
 
 # Of the mean eigenvalue: makes the contexts' second moment, which may lack directions, positive definite. It bounds Δ
 # along these where `AlphaEditConfig.ridge` is 0.
@@ -42,8 +45,6 @@ class AlphaEditConfig:
 
 def solve(problem: Problem) -> LowRank:
     """Return argmin_Δ ‖(W + Δ) K − V‖² + ‖Δ K_p‖² + tr(Δ S Δᵀ) + λ ‖Δ‖² among Δ = Δ P, S of the contexts' spread."""
-    from ffedit.algebra.updates import null_space
-
     own = _with_ridge(problem.own) if problem.config.key.context_weight else None
     ridge = problem.config.of("alphaedit", AlphaEditConfig).ridge
     return null_space(problem.W, problem.K, problem.V, unused(problem), ridge, problem.kept, own)
@@ -51,11 +52,6 @@ def solve(problem: Problem) -> LowRank:
 
 def unused(problem: Problem) -> Moment:
     """Return an orthonormal basis of the directions that keys of other text hardly use, [Σ d_ff, m]."""
-    from functools import partial
-
-    from ffedit.algebra.linalg import diagonal
-    from ffedit.editor.statistics import cached_eigh
-
     share = problem.config.of("alphaedit", AlphaEditConfig).null_share
     device, eigh = problem.W.device, partial(cached_eigh, device=problem.W.device)
     return diagonal([moments.unused(share, eigh).to(device) for moments in problem.moments])
@@ -63,10 +59,6 @@ def unused(problem: Problem) -> Moment:
 
 def _with_ridge(own: Moment) -> Moment:
     """Return `own` with a ridge that makes it positive definite."""
-    import torch
-
-    from ffedit.algebra.linalg import blocks_of, diagonal
-
     ridge = RIDGE * float(torch.cat([block.diagonal() for block in blocks_of(own)]).mean())
     return diagonal([block + ridge * torch.eye(len(block)).to(block) for block in blocks_of(own)])
 
@@ -78,8 +70,6 @@ def guarantee(problem: Problem, delta: LowRank) -> dict[str, Any]:
     token reads), and those that earlier edits stored. Returned are the `directions` of key space that Δ may use, `of`
     how many, the `share` of trace(C) that they hold, and `moved` and `bound` for `text` and for `kept` keys.
     """
-    from ffedit.algebra.linalg import blocks_of, diagonal
-
     basis = unused(problem)
     U, C = blocks_of(basis), [moments.C.to(problem.W.device) for moments in problem.moments]
     inside = sum(float((u * (c @ u)).sum()) for u, c in zip(U, C, strict=True))

@@ -16,20 +16,25 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 
+import torch
+from torch import Tensor
+
+from ffedit.algebra.linalg import double
 from ffedit.editor.config import check_numbers
+from ffedit.editor.edit import Edit, restored
+from ffedit.editor.job import Job
+from ffedit.editor.key import build_prompts
 from ffedit.editor.methods.method import Method
+from ffedit.editor.provenance import Record
 from ffedit.errors import EditError
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from ffedit.editor.edit import Edit
-    from ffedit.editor.solve import Job
-    from ffedit.model.editable import Editable
-    from ffedit.model.feed_forward import FeedForward
-    from ffedit.model.tokenization import Encoded
+from ffedit.inference import generation, replay
+from ffedit.inference.batching import batches, split_on_oom
+from ffedit.model.editable import Editable
+from ffedit.model.feed_forward import FeedForward
+from ffedit.model.hooks import frozen
+from ffedit.model.storage import resident
+from ffedit.model.tokenization import Encoded, pad
 
 # Tokens in a batch; loss, in nats, below which training ends, as in ROME's published code (`baselines/ft/ft_main.py`).
 TOKENS, STOP = 2048, 1e-2
@@ -74,15 +79,6 @@ def tune(method: str, kind: type[FineTuneConfig], job: Job) -> Edit:
 
 
 def _tune(method: str, kind: type[FineTuneConfig], job: Job) -> Edit:
-    import torch
-
-    from ffedit.algebra.linalg import double
-    from ffedit.editor.edit import restored
-    from ffedit.editor.key import build_prompts
-    from ffedit.editor.provenance import Record
-    from ffedit.model.hooks import frozen
-    from ffedit.model.storage import resident
-
     editable, numbers = job.editable, job.config.of(method, kind)
     (ff,) = job.ff_layers
     record = Record(method, job)
@@ -119,12 +115,6 @@ def _tune(method: str, kind: type[FineTuneConfig], job: Job) -> Edit:
 
 def _loss_and_gradient(editable: Editable, ff: FeedForward, texts: Sequence[Encoded]) -> tuple[float, Tensor]:
     """Return −mean log P(answer) over `texts`, nats, and its gradient for W, [d_model, Σ d_ff]."""
-    import torch
-
-    from ffedit.inference import generation, replay
-    from ffedit.inference.batching import batches, split_on_oom
-    from ffedit.model.tokenization import pad
-
     leaves = {id(memory.leaf): memory.leaf for memory in ff.memories}
 
     def gradient_of(rows: Sequence[int]) -> tuple[float, Tensor]:

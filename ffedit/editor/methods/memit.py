@@ -6,25 +6,14 @@ Meng et al. 2023, arXiv 2210.07229. What a fact may give up to ordinary text is 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
+from ffedit.algebra.low_rank import LowRank
+from ffedit.algebra.updates import least_squares
 from ffedit.editor.config import check_numbers
+from ffedit.editor.job import Problem
 from ffedit.editor.methods.method import Method
-from ffedit.editor.methods.rome import PAPER
-
-if TYPE_CHECKING:
-    from ffedit.algebra.low_rank import LowRank
-    from ffedit.editor.solve import Problem
-
-# Those of MEMIT's authors for GPT-J (arXiv 2210.07229, appendix, and the parameters that came with it). Not as
-# published beside the above: their δ is bounded by 0.75 of the residual stream, here as ROME's; their λ (15,000 for
-# GPT-J, times E[k kᵀ]) is one model's, here `ridge` is relative to the keys.
-PAPER_MEMIT = replace(
-    PAPER,
-    prompts=replace(PAPER.prompts, contexts=5, context_tokens=(10,)),
-    value=replace(PAPER.value, steps=25),
-)
+from ffedit.editor.methods.published import PAPER_MEMIT
 
 
 @dataclass(frozen=True)
@@ -43,8 +32,6 @@ class MemitConfig:
 
 def solve(problem: Problem) -> LowRank:
     """Return argmin_Δ ‖(W + Δ) K − V‖² + ‖Δ K_p‖² + λ ‖Δ‖_C²."""
-    from ffedit.algebra.updates import least_squares
-
     ridge = problem.config.of("memit", MemitConfig).ridge
     return least_squares(problem.W, problem.K, problem.V, problem.C, ridge, problem.kept)
 

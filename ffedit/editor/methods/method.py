@@ -1,23 +1,20 @@
 """What a method is: its equation, where it was published, its numbers, and what computes the edit.
 
-A method is one file that makes a `Method`: of this folder, or of another package (entry points `ffedit.methods`).
-Methods are listed without torch, which takes seconds to import, so a method's file imports what computes inside its
-functions.
+A method is one file that makes a `Method`: of this folder, or of another package (entry points `ffedit.methods`, each
+of its method's name).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ffedit.algebra.low_rank import LowRank
 from ffedit.editor.config import EditConfig
+from ffedit.editor.edit import Edit
+from ffedit.editor.job import Job, Problem
 from ffedit.errors import EditError
-
-if TYPE_CHECKING:
-    from ffedit.algebra.low_rank import LowRank
-    from ffedit.editor.edit import Edit
-    from ffedit.editor.solve import Job, Problem
 
 
 @dataclass(frozen=True)
@@ -29,12 +26,13 @@ class Method:
         solves: the equation, in a line.
         choose: when to choose it.
         source: where it was published.
-        solve: returns the smallest change of one layer for all facts at once, from their keys and values.
+        solve: returns the smallest change of one layer, from the facts' keys and values.
         compute: computes the whole edit.
         exact: `solve` has a solution for independent keys only, so dependent keys are refused before any value is
             chosen.
         guarantee: returns what the method guarantees of a solution, and its measured value, for the provenance, plain
             JSON.
+        one_by_one: `solve` is given one subject after another, each on top of those before it, and not all at once.
         layers: whether it writes to several layers.
         preserves: whether it keeps what earlier edits of a sequence stored, and so is given their keys (`after`).
         statistics: whether it needs the second moment of the keys.
@@ -50,6 +48,7 @@ class Method:
     solve: Callable[[Problem], LowRank] | None = None
     compute: Callable[[Job], Edit] | None = None
     exact: bool = False
+    one_by_one: bool = False
     guarantee: Callable[[Problem, LowRank], Mapping[str, Any]] = lambda problem, delta: {}
     layers: bool = False
     preserves: bool = False

@@ -1,0 +1,156 @@
+"""What `ffedit apply` does, stage by stage: locate, write, measure, judge, save."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from time import perf_counter
+
+import ffedit
+from ffedit.algebra.key_moments import KeyMoments
+from ffedit.benchmark.estimate import estimate
+from ffedit.cli import options, result
+from ffedit.cli.destinations import Destinations
+from ffedit.display.terminal.heat_map import heat_map
+from ffedit.display.terminal.layer_choice import why_layer
+from ffedit.display.terminal.messages import packing
+from ffedit.display.terminal.plan import plan
+from ffedit.display.terminal.scores import before_after, verdict_view, what_it_says
+from ffedit.editor.config import EditConfig
+from ffedit.editor.edit import Edit, applied_edits
+from ffedit.evaluator import METRICS, Report, questions
+from ffedit.facts.fact import Fact, FactToken
+from ffedit.inference.corpus import Corpus
+from ffedit.layer_choice.choose import Found, find_layer, known_layer, spread_below
+from ffedit.loading.distributed import ProcessGroup
+from ffedit.model.editable import Editable
+from ffedit.model.memory import Address
+from ffedit.progress import Progress
+from ffedit.safety.guardrails import breaches, refusal, warnings
+from ffedit.safety.require import Requirement, not_taken, unmet
+
+
+@dataclass(frozen=True)
+class Application:
+    """Facts to write into a loaded model, and what is to come of it."""
+
+    surface: options.Surface
+    destinations: Destinations
+    solving: options.Solving
+    text: Corpus
+    method: str
+    facts: list[Fact]
+    layers: str
+    spread: int
+    require: Sequence[Requirement]
+    strict: bool
+    editable: Editable
+    allowed: range
+    config: EditConfig
+    stats: Corpus | Mapping[Address, KeyMoments]
+    group: ProcessGroup
+    ends: dict[str, float] = field(default_factory=dict)  # seconds at which the start and then each stage ended
+
+    @classmethod
+    def load(
+        cls,
+        surface: options.Surface,
+        destinations: Destinations,
+        solving: options.Solving,
+        text: Corpus,
+        method: str,
+        *,
+        facts: list[Fact],
+        load_model: options.LoadModel,
+        layers: str,
+        fact_token: FactToken,
+        spread: int,
+        require: Sequence[Requirement],
+        strict: bool,
+    ) -> Application:
+        """Load the model, and refuse now what it cannot be asked, and not after the long computation."""
+        config = solving.config(method)
+        config = replace(config, key=replace(config.key, fact_token=fact_token))
+        ends, group = {"start": perf_counter()}, options.join(surface)
+        editable = load_model()
+        destinations.check_model(editable)
+        allowed = options.parse_layers(layers, len(editable.layers))
+        questions(editable, facts, facts)
+        stats = solving.stats(text, editable)
+        ends["load"] = perf_counter()
+        wanted = (method, facts, layers, spread, require, strict)
+        return cls(surface, destinations, solving, text, *wanted, editable, allowed, config, stats, group, ends)
+
+    def plan(self) -> None:
+        """Show what would be done, and how long it takes."""
+        self.group.disband()
+        layer = known_layer(self.editable, self.facts, self.layers, self.allowed, self.method, self.config)
+        to_read = self.text if self.stats is self.text else None
+        planned = estimate(
+            self.editable, self.facts, self.method, layer, self.layers, self.spread, self.config, to_read
+        )
+        self.surface.show(plan(planned, self.destinations.words()))
+        self.surface.write_json({"model": self.editable.name, "estimate": planned.to_dict()})
+
+    def run(self) -> None:
+        """Locate, write, measure; then show and save, in the first process."""
+        with self.surface.progress() as progress:
+            found, layer = self._locate(progress)
+            edit = self._write(layer, progress)
+            measured, report = self._measure(edit, progress)
+        self.group.disband()
+        if found is not None:
+            self._finish(found, edit, measured, report)
+
+    def _locate(self, progress: Progress) -> tuple[Found | None, int]:
+        """Find the layer to edit and show why; what was found is known in the first process only."""
+        choices: list[Found] = []
+
+        def find() -> int:
+            found = find_layer(
+                self.editable, self.facts, self.layers, self.allowed, self.method, self.config, self.stats, progress
+            )
+            self.surface.show(heat_map(found.traces, found.layer), why_layer(found, self.layers))
+            choices.append(found)
+            return found.layer
+
+        layer = self.group.by_first(find)
+        self.ends["locate"] = perf_counter()
+        return (choices[0] if choices else None), layer
+
+    def _write(self, layer: int, progress: Progress) -> Edit:
+        after, layers = applied_edits(self.editable), spread_below(layer, self.spread)
+        edit = ffedit.edit(
+            self.editable, self.facts, self.method, layers, self.config, self.stats, after, progress, self.group
+        )
+        self.ends["edit"] = perf_counter()
+        return edit
+
+    def _measure(self, edit: Edit, progress: Progress) -> tuple[Edit, Report]:
+        """Score the edit as it will be packed."""
+        measured = self.destinations.to_measure(self.editable, edit)
+        full = any(METRICS[requirement.name].full for requirement in self.require)
+        report = ffedit.evaluate(self.editable, self.facts, measured, progress, full=full, process_group=self.group)
+        self.ends["evaluate"] = perf_counter()
+        return measured, report
+
+    def _finish(self, found: Found, edit: Edit, measured: Edit, report: Report) -> None:
+        """Show the report, and save unless something requested is missed: that is raised then."""
+        surface, destinations, broken = self.surface, self.destinations, breaches(self.editable, edit, report)
+        edit = replace(measured, updates=edit.updates).scored(report)
+        edit = edit.noted(warnings=[breach.words for breach in broken], inputs=self.solving.inputs)
+        verdict = verdict_view(report, edit, self.editable)
+        surface.show(packing(measured), before_after(report), what_it_says(report), verdict, warnings(broken))
+        failure = unmet(self.require, report.after or report.before) or (refusal(broken) if self.strict else None)
+        failure = failure or (None if destinations.force else not_taken(report.verdict))
+        saved = {"edit": destinations.out, "checkpoint": destinations.export_to} if failure is None else {}
+        applied = result.applied(self.editable, edit, found, report, self.ends, saved, self.layers)
+        with surface.json_ready(applied), destinations.pictures_ready(applied, found):
+            if failure is None:
+                destinations.save(self.editable, edit)
+        if failure is not None:
+            raise failure
+        surface.show(
+            options.pushed(destinations.export_to, destinations.hub),
+            destinations.next_step(self.facts[0], self.editable.chat),
+        )

@@ -1,0 +1,32 @@
+"""`ffedit choose-layer`: the layer to edit, by trial edits at a few."""
+
+from __future__ import annotations
+
+import rich_click as click
+
+import ffedit
+from ffedit.cli import options
+from ffedit.editor.names import method_names
+from ffedit.facts.reading import read_facts
+
+
+@click.command()
+@options.output_options
+@click.argument("source", required=False, metavar="[FACTS]")
+@click.option("--layers", "--layer", default="auto", help="To try: N, A-B, or auto: a few shares of the depth.")
+@click.option("--method", default="memit", type=click.Choice(method_names()), help="Of the edits.")
+@options.asking_options
+def choose_layer(
+    source: str | None, layers: str, method: str, load_model: options.LoadModel, surface: options.Surface
+) -> None:
+    """Write facts that the model knows, of FACTS or of those that ship, at a few layers, and say which is best."""
+    facts = None if source is None else read_facts(source)
+
+    from ffedit.display.terminal.layer_choice import trial_edits
+
+    editable = load_model()
+    tried = None if layers == "auto" else options.parse_layers(layers, len(editable.layers), ("auto",))
+    with surface.progress() as progress:
+        choice = ffedit.choose_layer(editable, method, facts, tried, progress=progress)
+    surface.show(trial_edits(choice))
+    surface.write_json({"model": editable.name, **choice.to_dict()})

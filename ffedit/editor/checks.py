@@ -1,0 +1,90 @@
+"""Refuse an edit that cannot be computed, before anything takes time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ffedit.editor.edit import Edit
+from ffedit.editor.methods.method import Method
+from ffedit.errors import EditError
+from ffedit.facts.fact import Fact, FactToken
+from ffedit.model import hooks
+from ffedit.model.editable import Editable
+from ffedit.model.feed_forward import FeedForward
+from ffedit.model.fingerprint import fingerprint
+from ffedit.model.storage import device_of, gives_gradient
+
+
+def check_layers(editable: Editable, method: Method, layers: Sequence[int]) -> None:
+    """Refuse layers that the model lacks, none, one twice, and several for a method that writes to one."""
+    if not method.layers and len(layers) != 1:
+        raise EditError(f"{method.name} writes to one layer, found {list(layers)}; name one")
+    if not layers or len(set(layers)) < len(layers):
+        raise EditError(f"layers {list(layers)} were asked for; name at least one, and each once")
+    depth = len(editable.layers)
+    for layer in layers:
+        if not 0 <= layer < depth:
+            raise EditError(f"layer {layer} was asked for, but {editable.name} has layers 0 to {depth - 1}")
+
+
+def in_reach(editable: Editable, facts: Sequence[Fact], method: Method, layers: range, token: FactToken) -> range:
+    """Return those of `layers` from which a value written at `token` reaches every answer; EditError if there is none.
+
+    Fine-tuning writes no value at a token, but changes the layer at all of them.
+    """
+    last = len(editable.layers) - 1
+    if last not in layers or not method.statistics:
+        return layers
+    texts = (replace(editable.encode(fact.text, fact.new_object, fact.span), fact_token=token) for fact in facts)
+    if all(text.site == text.answer - 1 for text in texts):
+        return layers
+    if len(layers) > 1:
+        return layers[:-1]
+    lower = "" if last == 0 else "name layer 0, or " if last == 1 else f"name a layer from 0 to {last - 1}, or "
+    raise EditError(
+        f"layer {last} is the last of {editable.name}: no layer after it carries what it writes at the token "
+        f"{token} to the end of the prompt, where the answer is read; {lower}read the key there (--fact-token last)"
+    )
+
+
+def check_after(editable: Editable, after: Sequence[Edit]) -> None:
+    """Refuse earlier edits of another model, and those that are not in its weights.
+
+    What the keys of preserved edits give is read from the weights, so an edit that is not there would be kept as if it
+    were. The keys of an edit that was computed on the weights as they are, and is not in them, may be kept nonetheless.
+    """
+    for edit in after:
+        for at, delta in edit.updates.items():
+            shape = list(editable.memories[at].shape) if at in editable.memories else "none"
+            if shape != list(delta.shape):
+                raise EditError(
+                    f"the earlier edit {edit.fingerprint()} changes a value matrix {list(delta.shape)} in layer {at}, "
+                    f"where {editable.name} has {shape}; leave it out, or load the model that it was made for"
+                )
+    unknown = {name: edit for edit in after if (name := edit.fingerprint()) not in editable.history.known}
+    current = fingerprint(editable) if unknown else ""
+    for name, edit in unknown.items():
+        if edit.base != current:
+            raise EditError(
+                f"the earlier edit {name} was computed on other weights than {editable.name} has, and is not in its "
+                "history (a checkpoint that ffedit exports carries one); apply it first, or leave it out"
+            )
+
+
+def check_quantised(editable: Editable, method: Method, ff_layers: Sequence[FeedForward]) -> None:
+    """Refuse what would have to write to quantised weights on the way, or to pass gradients where none pass."""
+    if not any(memory.quantised for ff in ff_layers for memory in ff.memories):
+        return
+    if len(ff_layers) > 1 or not method.statistics:
+        raise EditError(
+            f"{editable.name} is quantised, so that nothing can be written on the way to {method.name} in layers "
+            f"{[ff.layer for ff in ff_layers]}; give one layer, and a method with key statistics (memit)"
+        )
+    with hooks.eval_mode(editable.model):
+        modules = [memory.module for memory in ff_layers[0].memories if memory.quantised]
+        if not all(gives_gradient(module, device_of(module)) for module in modules):
+            raise EditError(
+                f"{editable.name} is quantised with kernels that pass no gradient on this device, which the choice of "
+                "a value needs; use another --device, or edit the model in 16 or 32 bits and export an adapter"
+            )

@@ -1,0 +1,65 @@
+"""Specify what a method is given: the edit to compute (`Job`), and the equations of one layer (`Problem`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from torch import Tensor
+
+from ffedit.algebra.key_moments import KeyMoments
+from ffedit.algebra.linalg import Moment, blocks_of, diagonal
+from ffedit.editor.config import EditConfig
+from ffedit.editor.edit import Edit
+from ffedit.facts.fact import Fact, by_subject
+from ffedit.loading.distributed import ALONE, ProcessGroup
+from ffedit.model.editable import Editable
+from ffedit.model.feed_forward import FeedForward
+from ffedit.model.memory import Address, KeyValueMemory
+from ffedit.progress import Progress, silent
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """Specification of one edit to compute."""
+
+    editable: Editable  # the model; a method leaves it unchanged, whether it returns or fails
+    facts: Sequence[Fact]  # what to write
+    ff_layers: Sequence[FeedForward]  # the memories of each layer to write to, in ascending order
+    config: EditConfig  # all numbers
+    stats: Mapping[Address, KeyMoments]  # second moments of the keys of these layers, for methods that use them
+    after: Sequence[Edit] = ()  # earlier edits, applied to the model, whose keys are to keep their outputs
+    progress: Progress = silent  # called with the progress
+    process_group: ProcessGroup = ALONE  # processes that share the work, all of which compute the same edit
+
+    @property
+    def memories(self) -> list[KeyValueMemory]:
+        """All memories that may change."""
+        return [memory for ff in self.ff_layers for memory in ff.memories]
+
+    @property
+    def groups(self) -> list[list[Fact]]:
+        """Facts grouped by subject."""
+        return by_subject(self.facts)
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """Equations that one layer is to satisfy."""
+
+    W: Tensor  # value matrix, of all memories joined, [d_model, Σ d_ff], float64
+    K: Tensor  # keys, [Σ d_ff, n]
+    V: Tensor  # target values of the keys, [d_model, n]
+    moments: Sequence[KeyMoments]  # second moment of the keys of other text, of each memory
+    # weighted second moment of the spread of the facts' keys over their contexts
+    # (`algebra.updates.add_context_moment`), [Σ d_ff, Σ d_ff]
+    own: Moment
+    kept: Tensor  # keys of earlier edits, [Σ d_ff, p]
+    config: EditConfig  # all numbers; the method's own are `config.of(name, kind)`
+
+    @cached_property
+    def C(self) -> Moment:
+        """Metric C of the norm ‖Δ‖_C: moments of other text plus `own`, [Σ d_ff, Σ d_ff]."""
+        pairs = zip(self.moments, blocks_of(self.own), strict=True)
+        return diagonal([moments.C.to(own.device).add_(own) for moments, own in pairs])  # C is a new tensor each time

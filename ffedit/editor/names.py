@@ -1,0 +1,25 @@
+"""Names of the methods, known before torch is imported, which takes seconds: option lists and wrong names need no more.
+
+`ffedit.editor.methods.METHODS` has the methods themselves.
+"""
+
+from __future__ import annotations
+
+from importlib.metadata import entry_points
+
+from ffedit.errors import EditError, choices
+
+GROUP = "ffedit.methods"
+OWN = ("rome", "emmet", "memit", "alphaedit", "ft", "ft-l")
+
+
+def method_names() -> list[str]:
+    """Return the names of all methods, and of the entry points by which other packages add theirs."""
+    return list(dict.fromkeys([*OWN, *(point.name for point in entry_points(group=GROUP))]))
+
+
+def check_method_name(name: str) -> str:
+    """Return the name; EditError if no method has it."""
+    if name not in method_names():
+        raise EditError(f"method {name!r} is not known; there is {choices(name, method_names())}")
+    return name

@@ -1,0 +1,56 @@
+"""The recipe that makes an edit again: the options of `ffedit apply` as YAML, written and read without torch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import yaml
+
+from ffedit.editor.config import dotted
+from ffedit.editor.edit_files import Described
+from ffedit.errors import EditError
+from ffedit.facts.text import visible
+
+
+def recipe_of(edit: Described) -> dict[str, Any]:
+    """Return the options of `ffedit apply` that make an edit again, whatever the defaults are; EditError for a sum."""
+    about, layers = edit.provenance, edit.layers
+    if not {"config", "model", "computed_in", "method"} <= set(about):
+        raise EditError(f"an edit by {about.get('method')!r} has no recipe: `ffedit apply` does not make such")
+    if layers != list(range(layers[0], layers[-1] + 1)):
+        raise EditError(f"an edit of layers {layers} has no recipe: `ffedit apply` writes to layers side by side")
+    numbers = json.loads(json.dumps(dotted(about["config"])))  # YAML has no tuples
+    if missing := [name for name in ("key.fact_token", "seed") if name not in numbers]:
+        raise EditError(f"an edit without {missing[0]} has no recipe: `ffedit apply` does not make such")
+    return {
+        "model": about["model"],
+        "dtype": about["computed_in"],
+        **({"chat": True} if edit.in_chat else {}),
+        "method": about["method"],
+        "layers": layers[-1],
+        "spread": len(layers),
+        "fact_token": numbers.pop("key.fact_token"),
+        "seed": numbers.pop("seed"),
+        **about.get("inputs", {}),
+        "set": numbers,
+        "facts": [fact.to_dict() for fact in edit.facts],
+    }
+
+
+def to_yaml(recipe: Mapping[str, Any], edit: Described) -> str:
+    """Write a recipe as YAML, headed by what it makes."""
+    versions = " ".join(f"{name} {version}" for name, version in edit.provenance.get("versions", {}).items())
+    return (
+        f"# Makes edit {edit.fingerprint()} of base {visible(edit.base)} again: ffedit run FILE\n"
+        f"# {visible(versions)}\n{yaml_of(recipe)}"
+    )
+
+
+def yaml_of(recipe: Mapping[str, Any]) -> str:
+    """Write a recipe as YAML without a heading."""
+    shown = str(yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True, width=110))
+    # YAML leaves characters as they are that change the direction of the text around them; then all are escaped.
+    plain = all(visible(line) == line for line in shown.split("\n"))
+    return shown if plain else str(yaml.safe_dump(recipe, sort_keys=False, width=110))

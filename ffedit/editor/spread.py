@@ -1,0 +1,63 @@
+"""Share the update of a fact among several layers (MEMIT, arXiv 2210.07229, section 4.3).
+
+v* of the last layer moves the residual stream behind it by s. From the lowest layer up, each takes an equal share of
+what is still missing of s, at its own output: V = W K + d with c N(W K + d) − c N(W K) = share (`ResidualAdd`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ffedit.editor.key import LayerKeys, PromptSet, read_keys
+from ffedit.editor.residual_add import ResidualAdd, find_residual_add
+from ffedit.editor.value import Value
+from ffedit.loading.distributed import ProcessGroup
+from ffedit.model.editable import Editable
+from ffedit.model.feed_forward import FeedForward
+
+
+class Spread:
+    """What the values of n subjects are to move in the residual stream behind the last layer.
+
+    Args:
+        editable: the model.
+        last: the layer that the values were chosen at.
+        prompt_sets: the texts of each value.
+        before: their keys and streams in this layer, before any change.
+        values: v* and δ of each.
+        group: processes that read the keys.
+    """
+
+    def __init__(
+        self,
+        editable: Editable,
+        last: FeedForward,
+        prompt_sets: Sequence[PromptSet],
+        before: LayerKeys,
+        values: Sequence[Value],
+        group: ProcessGroup,
+    ) -> None:
+        self._editable, self._last, self._prompt_sets = editable, last, prompt_sets
+        self._before, self._group = before.streams, group
+        chosen, deltas = (torch.stack(own, 1) for own in ([v.v for v in values], [v.delta for v in values]))
+        way = self._way(last, chosen - deltas)
+        self._wanted = way.factor * deltas if way.norm is None else way(chosen) - way(chosen - deltas)  # s
+
+    def _way(self, ff: FeedForward, outputs: Tensor) -> ResidualAdd:
+        """Find how the outputs W k* of a layer, [d_model, n], reach the stream; EditError where that is not known."""
+        text = self._prompt_sets[0].prompts[0]
+        way = self._group.in_all(lambda: find_residual_add(self._editable, ff, text, outputs[:, 0]))
+        way.check_known()
+        return way
+
+    def values(self, ff: FeedForward, keys: LayerKeys, remaining: int) -> Tensor:
+        """Return the values V [d_model, n] of a layer's `keys`, of `remaining` layers that are still to be changed."""
+        kept, now = ff.matrix @ keys.K, keys
+        if ff is not self._last:
+            now = read_keys(self._editable, self._last, self._prompt_sets, self._group)
+        moved = (now.streams - self._before).to(self._wanted)
+        share = ((self._wanted - moved) / remaining).to(kept)
+        return kept + self._way(ff, kept).output_change(kept, share)

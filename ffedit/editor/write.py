@@ -1,0 +1,67 @@
+"""Write facts: refuse what cannot be written, find the memories and their statistics, and let the method solve."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+
+from ffedit.algebra.key_moments import KeyMoments
+from ffedit.editor.checks import check_after, check_layers, check_quantised, in_reach
+from ffedit.editor.config import EditConfig
+from ffedit.editor.edit import Edit
+from ffedit.editor.job import Job
+from ffedit.editor.key import build_prompts
+from ffedit.editor.methods import check_method, preset
+from ffedit.editor.solve import solve
+from ffedit.editor.statistics import moments_for
+from ffedit.editor.target_layers import find_ff_layers, routing
+from ffedit.errors import EditError
+from ffedit.facts.fact import Fact, by_subject, check_facts
+from ffedit.facts.text import counted
+from ffedit.inference.batching import refuse_out_of_memory
+from ffedit.inference.corpus import Corpus
+from ffedit.inference.routing import mixtures
+from ffedit.loading.distributed import ALONE, ProcessGroup
+from ffedit.model.editable import Editable
+from ffedit.model.memory import Address
+from ffedit.progress import Progress, silent
+
+logger = logging.getLogger(__name__)
+
+
+def write(
+    editable: Editable,
+    facts: Sequence[Fact],
+    method: str,
+    layers: Sequence[int],
+    config: EditConfig | None = None,
+    stats: Corpus | Mapping[Address, KeyMoments] | None = None,
+    after: Sequence[Edit] = (),
+    progress: Progress = silent,
+    process_group: ProcessGroup = ALONE,
+) -> Edit:
+    """Compute an edit that writes `facts` into `layers`; arguments and errors are those of `ffedit.edit`."""
+    chosen = check_method(method)
+    check_facts(facts)
+    check_layers(editable, chosen, layers)
+    config, groups = chosen.complete(config or preset("default", method)), by_subject(facts)
+    in_reach(editable, facts, chosen, range(max(layers), max(layers) + 1), config.key.fact_token)
+    prompt_sets = build_prompts(editable, groups, config) if set(layers) & set(mixtures(editable)) else []
+    ff_layers = find_ff_layers(editable, sorted(layers), prompt_sets)
+    memories = [memory for ff in ff_layers for memory in ff.memories]
+    check_after(editable, after)
+    check_quantised(editable, chosen, ff_layers)
+    moments: Mapping[Address, KeyMoments] = {}
+    if chosen.statistics:
+        moments = moments_for(editable, memories, stats, len(groups), config.seed, progress, process_group)
+    refusal = EditError(
+        f"not enough memory to write {counted(len(facts), 'fact')} by {method}: beside the model, some matrices of "
+        "d_ff² float64 numbers are needed; write fewer facts or layers, or use another --device"
+    )
+    with refuse_out_of_memory(refusal):
+        job = Job(editable, facts, ff_layers, config, moments, after, progress, process_group)
+        edit = solve(chosen, job) if chosen.compute is None else chosen.compute(job)
+        if prompt_sets:
+            edit = edit.noted(routing=routing(job, edit, prompt_sets))
+    logger.info("edit %s by %s, layers %s", edit.fingerprint(), method, edit.layers)
+    return edit

@@ -1,0 +1,168 @@
+"""Text that a model says by itself: how it begins, what it is drawn from, and where it is kept.
+
+It begins as the model's texts do: with the tokens that its tokenizer puts in front (`Stack.start_tokens`), which stay
+in front of each row. Where the tokenizer puts nothing, a first token is needed all the same, and it is
+
+- the first word of a sentence of the neutral text, if the model predicts that text well: part of the row, as any word;
+- else the token between documents (BOS or EOS) after which a model was trained to begin. No text begins with it, so it
+  is not part of the row. The mark of a chat, a token that its template writes, is none: what follows is a role;
+- else any token but a special one.
+
+Rows of text are drawn from the whole distribution. C is then the moment of the keys of what the model says, as often as
+it says it; and drift, the mean of a divergence per token, is by the chain rule the divergence between the edited
+model's text and the unedited one's. Text of the likeliest tokens only would leave out names, and count the rest double.
+
+Contexts are a few short texts that a prompt is put behind, where a draw from the tail (a tag, a line of code) would be
+half of what a key is read in. They are drawn from the 5 likeliest tokens, as in the published code (kmeng01/rome,
+util/generate.py), and begin with a word, as AlphaEdit's do ("The", "Because", "I"), even behind BOS: there, many models
+expect a web page or a program.
+"""
+
+from __future__ import annotations
+
+import re
+from array import array
+from collections.abc import Sequence
+from functools import cache as once
+from itertools import chain, cycle, islice
+
+import torch
+from torch import Tensor
+
+from ffedit.files import cache
+from ffedit.inference.corpus import Corpus
+from ffedit.inference.generation import continuations, words
+from ffedit.inference.text import SAMPLING, digest, keep_ids, kept_ids, neutral, neutral_text, row_length
+from ffedit.model.editable import Editable
+from ffedit.model.fingerprint import fingerprint
+from ffedit.model.tokenization import plain_ids
+from ffedit.progress import Progress, silent
+
+SAMPLED_ROWS = 256
+# Contexts are drawn from so many tokens (kmeng01/rome, util/generate.py).
+TOP = 5
+# A capital letter at the beginning of a line or sentence, and what follows: a word, or a short sentence without a name
+# of other alphabets, a list or a quotation in it.
+BEGINNING = r"(?:^|(?<=[.!?] )|(?<=\n))"
+WORD = re.compile(BEGINNING + r"[A-Z][a-z]*\b")
+SENTENCE = re.compile(BEGINNING + r"[A-Z][A-Za-z' ,-]{10,80}\.(?=\s)")
+
+
+def own_text(
+    editable: Editable, rows: int, length: int, seed: int, top: int | None = None, kept: bool = True
+) -> list[list[int]]:
+    """Return ids [rows][length] of text that the model says, drawn with `seed`; each row begins with `start_tokens`.
+
+    They are cached: every edit and evaluation begins with the same rows. While edits are in the weights nothing is
+    cached, since the model's text changes with each of them.
+
+    Args:
+        editable: the model.
+        rows: number of texts.
+        length: tokens of each; fewer where the model takes no more.
+        seed: of the draws.
+        top: draw from so many of the likeliest tokens, and begin with a word where the model speaks the neutral text;
+            None: draw from the whole distribution.
+        kept: whether to use the cache.
+    """
+    length = min(length, editable.max_tokens)
+    weights = fingerprint(editable)
+    if not kept or editable.history.base not in (None, weights):
+        return _drawn(editable, rows, length, seed, top)
+    about = f"rows-{SAMPLING}-{weights}-{rows}-{length}-{seed}-{top}"
+    path = cache.path("texts", digest(about.encode()), ".safetensors")
+    ids = kept_ids(path)
+    if len(ids) != rows * length:
+        ids = list(chain.from_iterable(_drawn(editable, rows, length, seed, top)))
+        keep_ids(array("i", ids), path)
+    return [ids[i : i + length] for i in range(0, len(ids), length)]
+
+
+def _drawn(editable: Editable, rows: int, length: int, seed: int, top: int | None) -> list[list[int]]:
+    generator = torch.Generator().manual_seed(seed)
+    prompts, begins = _beginnings(editable, rows, generator, top is not None)
+    if top is None:
+        said = continuations(editable, prompts, length, generator)
+    else:
+        said = continuations(editable, prompts, length, numbers=torch.rand(rows, length, generator=generator), top=top)
+    first = begins - len(editable.start_tokens)
+    return [[*prompt, *new][first : first + length] for prompt, new in zip(prompts, said, strict=True)]
+
+
+def _beginnings(
+    editable: Editable, rows: int, generator: torch.Generator, with_word: bool
+) -> tuple[list[list[int]], int]:
+    """Return the ids that each of `rows` texts goes on from, and the number of them in front of the text itself."""
+    start, tokenizer = editable.start_tokens, editable.tokenizer
+    if (with_word or not start) and neutral(editable) is not None:
+        drawn = torch.randint(len(first_words()), (rows,), generator=generator).tolist()
+        return [[*start, *plain_ids(tokenizer, first_words()[i])] for i in drawn], len(start)
+    if start:
+        return [start] * rows, len(start)
+    template = str(tokenizer.chat_template or "")
+    for separator in (tokenizer.bos_token_id, tokenizer.eos_token_id):
+        if separator is not None and str(tokenizer.convert_ids_to_tokens(separator)) not in template:
+            return [[int(separator)]] * rows, 1
+    size, special = editable.model.config.get_text_config().vocab_size, set(tokenizer.all_special_ids)
+    ordinary = torch.tensor([i for i in range(size) if i not in special])
+    return ordinary[torch.randint(len(ordinary), (rows, 1), generator=generator)].tolist(), 0
+
+
+@once
+def first_words() -> Sequence[str]:
+    """Return the first word of each sentence of the neutral text, as often as sentences begin with it."""
+    return WORD.findall(neutral_text())
+
+
+@once
+def short_sentences() -> Sequence[str]:
+    """Return the short sentences of the neutral text, each once."""
+    return [*dict.fromkeys(SENTENCE.findall(neutral_text()))]
+
+
+def contexts(
+    editable: Editable, count: int, lengths: Sequence[int], seed: int, shipped: bool = False
+) -> tuple[str, ...]:
+    """Return short texts that the model would say, in one line each, to put before a prompt.
+
+    Args:
+        editable: the model.
+        count: number of texts; one of which nothing is left (the model said blanks) is left out.
+        lengths: tokens of each text, at most, in turn.
+        seed: of the draws.
+        shipped: take short sentences of the neutral text instead, where the model speaks it; equal ones do not occur.
+    """
+    at_most = list(islice(cycle(lengths), count))
+    if shipped and neutral(editable) is not None:
+        order = torch.randperm(len(short_sentences()), generator=torch.Generator().manual_seed(seed)).tolist()
+        sized = {text: len(plain_ids(editable.tokenizer, text)) for text in (short_sentences()[i] for i in order)}
+        texts = list[str]()
+        for most in at_most:
+            texts += [*islice((text for text, size in sized.items() if size <= most and text not in texts), 1)]
+        return tuple(texts)
+    before = len(editable.start_tokens)
+    rows = own_text(editable, len(at_most), before + max(at_most, default=1), seed, TOP)
+    texts = [words(editable, row[before : before + most]) for row, most in zip(rows, at_most, strict=True)]
+    return tuple(text for text in texts if text)
+
+
+def sampled(editable: Editable, corpus: Corpus, name: str, progress: Progress = silent) -> Tensor:
+    """Return the ids of text that the model says, without start tokens, [tokens], int32.
+
+    It is the text of rows that fill one of `begin_rows` each. Cached as `name`, in part if interrupted.
+    """
+    kept, start = cache.path("texts", name, ".safetensors"), len(editable.start_tokens)
+    ids, length = array("i", kept_ids(kept)), row_length(editable)
+    before, rows = len(ids), -(-corpus.tokens // (length - start))
+    try:
+        for first in range(before // (length - start), rows, SAMPLED_ROWS):
+            # Seeds far enough apart that no other seed samples the same rows.
+            seed = corpus.seed + 1000 + first // SAMPLED_ROWS * 1_000_003
+            said = own_text(editable, min(SAMPLED_ROWS, rows - first), length, seed, kept=False)
+            # one operation, which an interrupt cannot split
+            ids.extend(chain.from_iterable(row[start:] for row in said))
+            progress("sampling text", min(len(ids), corpus.tokens), corpus.tokens)
+    finally:
+        if len(ids) > before:
+            keep_ids(ids, kept)
+    return torch.tensor(ids, dtype=torch.int32)[: corpus.tokens]
