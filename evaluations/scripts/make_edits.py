@@ -2,7 +2,7 @@
 
     python evaluations/scripts/make_edits.py --model MODEL --out FILE [--known known_1000.json] [--more more_facts.json]
         [--apart FILE ...] [--count 600] [--fill 0] [--per-subject 2] [--subjects 60] [--seed 0]
-        [--dtype bfloat16] [--screen bfloat16]
+        [--dtype bfloat16] [--screen bfloat16] [--screen-model MODEL]
 
 The model is asked the fact table and the templates of the Atlas recipe, those of `known_1000`, and those of `--more`,
 whose relations have one vocabulary of names (`follows`). A fact is known where greedy generation gives the whole
@@ -17,17 +17,17 @@ where not. Only the others, which should stay, are `same_subject`.
 
 Relations take turns, so that no relation has more edits than it must, and in each subjects without an edit come before
 others, then edits with `same_subject` probes. The split is by subject: a quarter of all names, by a digest, are for
-development, the others for reporting, alike for every model; subjects of `--apart` are for development, too. Of files
-with a split these are the subjects of development. After the first `SAMPLE` subjects of a relation, only the `BEST`
-templates are asked further, and none that has not given a single object.
+development, the others for reporting, alike for every model; subjects of `--apart` (names, or facts; of files with a
+split, its part for development) are for development, too. After the first `SAMPLE` subjects of a relation, only the
+`BEST` templates are asked further, and none that has not given a single object.
 
 `--fill N` adds facts that the model does not know, up to N records in all: in the templates in which it says most of
 their relation, with what neighbors there are, and no other facts of the subject.
 
 Answers are kept beside the result (NAME.answers.json), so that an interrupted run resumes; another model wants another
 name. `--screen bfloat16` asks everything in that dtype first, three times as fast where the processor knows it, and
-only what that affirms in the model's own. `--dtype bfloat16` asks in no other: what a model of billions of weights
-knows is decided in bfloat16.
+only what that affirms in the model's own. A model of billions of weights is asked in `--dtype bfloat16`, and only what
+a small one affirms (`--screen-model`): what it knows is decided in bfloat16, of what both know.
 """
 
 from __future__ import annotations
@@ -410,9 +410,11 @@ def split(records: Sequence[dict[str, Any]], apart: Collection[str]) -> None:
 
 
 def set_apart(paths: Iterable[Path]) -> set[str]:
-    """Return the subjects of files of facts; of those with a split, of its part for development."""
+    """Return the subjects of files: lists of names, or facts; of those with a split, its part for development."""
     records = [record for path in paths for record in read(path, [])]
-    return {parse_record(r).subject for r in records if r.get("split", "development") == "development"}
+    names = {record for record in records if isinstance(record, str)}
+    facts = [r for r in records if not isinstance(r, str) and r.get("split", "development") == "development"]
+    return names | {parse_record(record).subject for record in facts}
 
 
 def summary(records: Sequence[Mapping[str, Any]]) -> Iterable[str]:
@@ -456,6 +458,7 @@ FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 @click.option("--seed", default=0, show_default=True)
 @click.option("--dtype", default="auto", show_default=True, help="What the model computes in.")
 @click.option("--screen", help="Ask in this dtype first, and again in the model's own only what that affirms.")
+@click.option("--screen-model", help="Ask this model first, and MODEL only what it affirms.")
 def main(
     model: str,
     out: Path,
@@ -469,12 +472,14 @@ def main(
     seed: int,
     dtype: str,
     screen: str | None,
+    screen_model: str | None,
 ) -> None:
     """Ask the model, draw the edits, split them by subject."""
     editable, rng = ffedit.load(model, dtype=dtype), random.Random(seed)
     ask: Ask = Answers(editable, out.with_suffix(".answers.json"))
-    if screen:
-        ask = both(Answers(ffedit.load(model, dtype=screen), out.with_suffix(f".{screen}.answers.json")), ask)
+    if screen or screen_model:
+        quick = ffedit.load(screen_model or model, dtype=screen or "auto")
+        ask = both(Answers(quick, out.with_suffix(".screen.answers.json")), ask)
     with progress_bars() as progress:
         asked = relations(read(known, ()), read(more, None))
         facts = find_known(asked, ask, seed, subjects, progress)

@@ -21,6 +21,11 @@ BEGIN, END = "<!-- made by scripts/make_readme.py: edit the rows there -->", "<!
 
 SINGLE = "--split reporting --limit 40 --way ffedit"
 SMOLLM2 = "evaluations/data/smollm2-counterfact.json"
+ASKED = (
+    "--screen bfloat16 --known ../shared/data/known_1000.json --more evaluations/data/more_facts.json "
+    "--apart ../shared/data/smollm2_dev.json --apart ffedit/layer_choice/calibration.json "
+    "--apart evaluations/data/development-subjects.json"
+)
 RELIABILITY = "evaluations/reports/reliability"
 # Files (patterns below evaluations/), what they are ("" for the first line of the script), how they are made.
 ROWS = (
@@ -37,20 +42,28 @@ ROWS = (
     ),
     (
         "data/smollm2-counterfact.json",
-        "481 edits of what SmolLM2-135M-Instruct knows (958 of 3,433 facts asked, in 83 relations), in the same "
-        "format: 161 for development, 320 for reporting, by subject",
-        "python evaluations/scripts/make_edits.py --model smollm2 --screen bfloat16 "
-        "--known ../shared/data/known_1000.json --more evaluations/data/more_facts.json "
-        "--apart ../shared/data/smollm2_dev.json --apart ffedit/layer_choice/calibration.json "
-        f"--out {SMOLLM2}",
+        "SMOLLM2ROW",
+        f"python evaluations/scripts/make_edits.py --model smollm2 {ASKED} --out {SMOLLM2}",
+    ),
+    (
+        "data/gemma-counterfact.json",
+        "GEMMAROW",
+        f"python evaluations/scripts/make_edits.py --model gemma3-270m.gguf {ASKED} --out evaluations/data/gemma-counterfact.json",
+    ),
+    (
+        "data/qwen-counterfact.json",
+        "QWENROW",
+        f"python evaluations/scripts/make_edits.py --model qwen2.5-1.5b.gguf {ASKED} --out evaluations/data/qwen-counterfact.json",
     ),
     (
         "data/smollm2-thousand.json",
-        "these 481, and 519 facts that it does not know, of 897 subjects in all: for large batches and long sequences",
-        "python evaluations/scripts/make_edits.py --model smollm2 --screen bfloat16 "
-        "--known ../shared/data/known_1000.json --more evaluations/data/more_facts.json "
-        "--apart ../shared/data/smollm2_dev.json --apart ffedit/layer_choice/calibration.json --fill 1000 "
-        "--out evaluations/data/smollm2-thousand.json",
+        "THOUSANDROW",
+        f"python evaluations/scripts/make_edits.py --model smollm2 {ASKED} --fill 1000 --out evaluations/data/smollm2-thousand.json",
+    ),
+    (
+        "data/development-subjects.json",
+        "subjects whose facts chose a default once: they are for development in every set",
+        "",
     ),
     (
         "data/more_facts.json",

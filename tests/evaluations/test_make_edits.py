@@ -248,7 +248,8 @@ def test_the_split_is_by_subject_alike_everywhere_and_some_are_set_apart(tmp_pat
     rewrite = {"prompt": "{} is", "target_new": {"str": "up"}}
     both = [{"requested_rewrite": {**rewrite, "subject": name}, "split": name} for name in ("development", "reporting")]
     (halves := tmp_path / "halves.json").write_text(json.dumps(both), encoding="utf-8")
-    assert set_apart([own, halves]) == {"Ann", "development"}
+    (names := tmp_path / "names.json").write_text(json.dumps(["Bo", "Ann"]), encoding="utf-8")
+    assert set_apart([own, halves, names]) == {"Ann", "Bo", "development"}
 
 
 def test_edits_for_a_model(atlas: ffedit.Editable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
