@@ -48,17 +48,20 @@ ROWS = (
     (
         "data/gemma-counterfact.json",
         "GEMMAROW",
-        f"python evaluations/scripts/make_edits.py --model gemma3-270m.gguf {ASKED} --out evaluations/data/gemma-counterfact.json",
+        f"python evaluations/scripts/make_edits.py --model gemma3-270m.gguf {ASKED} "
+        "--out evaluations/data/gemma-counterfact.json",
     ),
     (
         "data/qwen-counterfact.json",
         "QWENROW",
-        f"python evaluations/scripts/make_edits.py --model qwen2.5-1.5b.gguf {ASKED} --out evaluations/data/qwen-counterfact.json",
+        f"python evaluations/scripts/make_edits.py --model qwen2.5-1.5b.gguf {ASKED} "
+        "--out evaluations/data/qwen-counterfact.json",
     ),
     (
         "data/smollm2-thousand.json",
         "THOUSANDROW",
-        f"python evaluations/scripts/make_edits.py --model smollm2 {ASKED} --fill 1000 --out evaluations/data/smollm2-thousand.json",
+        f"python evaluations/scripts/make_edits.py --model smollm2 {ASKED} --fill 1000 "
+        "--out evaluations/data/smollm2-thousand.json",
     ),
     (
         "data/development-subjects.json",
@@ -124,13 +127,13 @@ ROWS = (
         "reports/smollm2-rivals.*",
         "the first seven beside the published procedure, also at equal seconds, and a plain rank-one editor",
         f"python evaluations/scripts/compare.py --model smollm2 --data {SMOLLM2} --probed --split reporting --limit 7 "
-        "--layer 8 --equal-seconds --out DIR",
+        "--layer 8 --out DIR",
     ),
     (
         "reports/smollm2-rivals-layer-0.*",
         "the same at layer 0",
         f"python evaluations/scripts/compare.py --model smollm2 --data {SMOLLM2} --probed --split reporting --limit 7 "
-        "--layer 0 --equal-seconds --out DIR",
+        "--layer 0 --out DIR",
     ),
     (
         "reports/smollm2-hundred.*",
@@ -333,7 +336,7 @@ ROWS = (
     (
         "scripts/compare.py scripts/rivals.py",
         "",
-        f"python evaluations/scripts/compare.py --model smollm2 --data {SMOLLM2} --equal-seconds --out DIR",
+        f"python evaluations/scripts/compare.py --model smollm2 --data {SMOLLM2} --out DIR",
     ),
 )
 
