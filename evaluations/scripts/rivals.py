@@ -9,8 +9,8 @@ bare and behind 20 sampled prefixes, v* by Adam at 0.5 (or another rate, chosen 
 times what the layer gives, 0.0625 KL(after ‖ before) after "{subject} is a", a decay of 0.5 ‖δ‖ / ‖W k‖², an end at a
 loss of 0.05, Δ = δ (C⁻¹k*)ᵀ / (k*ᵀ C⁻¹ k*). Three things are not as in the code: k* is the same vector in the numerator
 and the denominator, the mean over all contexts (the code divides by the bare prompt's, which arXiv 2403.07175
-corrects); the divergence is read at the prompt's last token, as the paper has it, not at the subject's; and there may be
-25 steps, as later work takes, not 20.
+corrects); the divergence is read at the prompt's last token, as the paper has it, not at the subject's; and there may
+be 25 steps, as later work takes, not 20.
 """
 
 import time
