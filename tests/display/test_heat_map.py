@@ -259,6 +259,7 @@ def test_the_layer_comes_from_the_token_where_the_key_is_read() -> None:
         "noise of 3 σ of the vocabulary destroys; at the subject's last token (“Tower”), layers 4–5: 0.04; at the "
         "prompt's last token, layers 0–1: 0.60."
     )
+    assert words(layer_choice(early, early.layer)) == text, "it tells no layer"
     assert TraceSet((early, early)).site is None and TraceSet((early, peaked(), peaked())).site == 2
     assert "recalled most at the subject's first token, feed" in words(layer_choice(TraceSet((early, early)), 4))
     assert site_of(peaked(), allowed=range(3, 6)) is None and site_of(peaked(), allowed=range(2, 4)) == 2
