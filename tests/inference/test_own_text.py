@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from ffedit import Corpus
 from ffedit.files import cache
 from ffedit.inference import own_text as own
-from ffedit.inference.own_text import TOP, contexts, first_words, own_text, sampled, short_sentences
+from ffedit.inference.own_text import contexts, first_words, own_text, sampled, short_sentences
 from ffedit.inference.text import begin_rows, identity
 from ffedit.loading.verify import find_and_verify
 from ffedit.model.editable import Editable
@@ -107,7 +107,7 @@ def test_contexts_are_what_the_model_would_say(start: str) -> None:
         ids = [*before, *editable.tokenizer(text, add_special_tokens=False)["input_ids"]]
         assert len(ids) - len(before) <= 7
         with torch.no_grad():
-            likeliest = editable.model(torch.tensor([ids])).logits[0].topk(TOP).indices
+            likeliest = editable.model(torch.tensor([ids])).logits[0].topk(5).indices
         assert all(ids[i] in likeliest[i - 1] for i in range(len(before), len(ids)))
 
 
