@@ -128,7 +128,9 @@ def find_known(
 ) -> list[Known]:
     """Ask the first `SAMPLE` subjects of each relation in all templates, and the others in the `BEST` of these.
 
-    Subjects of many relations come first, in one order everywhere, so that all facts of a subject are asked.
+    Subjects of many relations come first, in one order everywhere, so that all facts of a subject are asked. Relations
+    of a single object ("Lyon is a city") make no edit: they are asked last, of all subjects of which something is
+    known, for the probes of other edits.
 
     Args:
         asked: the relations.
@@ -140,10 +142,13 @@ def find_known(
     result: list[Known] = []
     total = sum(len(r.facts) * len(r.templates) for r in asked)
     done = 0
-    times = Counter(subject for relation in asked for subject in relation.facts)
-    order = {subject: (-times[subject], digest(f"{seed} {subject}")) for subject in times}
-    for relation in asked:
-        subjects = sorted(relation.facts, key=order.__getitem__)[:most]
+    single = [relation for relation in asked if len({*relation.facts.values()}) == 1]
+    editable = [relation for relation in asked if relation not in single]
+    times = Counter(subject for relation in editable for subject in relation.facts)
+    for relation in (*editable, *single):
+        subjects = sorted(relation.facts, key=lambda subject: (-times[subject], digest(f"{seed} {subject}")))[:most]
+        if relation in single:
+            subjects = list(dict.fromkeys(fact.subject for fact in result if fact.subject in relation.facts))
         says: dict[tuple[str, str], bool] = {}
         templates: Sequence[str] = relation.templates
         for some in (subjects[:SAMPLE], subjects[SAMPLE:]):

@@ -103,18 +103,20 @@ def test_relations_of_all_sources_and_the_first_object_holds() -> None:
 
 
 def test_subjects_of_many_relations_are_asked_first_and_alike_in_all() -> None:
-    facts = {f"s{i}": "o" for i in range(30)}
+    facts = {f"s{i}": "op"[i % 2] for i in range(30)}
     asked = [Relation(name, (f"{name} {{}} is", f"by {name} {{}} is"), facts) for name in ("a", "b")]
-    asked.append(Relation("c", ("c {} is", "by c {} is"), {"s7": "o", "t": "o"}))
+    asked.append(Relation("c", ("c {} is", "by c {} is"), {"s7": "o", "t": "p"}))
+    asked.insert(0, Relation("one", ("one {} is", "by one {} is"), dict.fromkeys([*facts, "u"], "o")))
     known = find_known(asked, lambda pairs: [True] * len(pairs), 0, most=10)
-    first, second, third = ([f.subject for f in known if f.relation == r.name] for r in asked)
+    last, first, second, third = ([f.subject for f in known if f.relation == r.name] for r in asked)
     assert first == second and len(first) == 10 and first[0] == "s7" and third == ["s7", "t"]
+    assert last == first and known[-1].relation == "one"  # what makes no edit is asked of what is known
     assert first != [f.subject for f in find_known(asked, lambda pairs: [True] * len(pairs), 1, most=10)][:10]
 
 
 def test_only_templates_that_gave_something_are_asked_of_all() -> None:
     templates = tuple(f"{word} {{}} is" for word in "abcdef")
-    relation = Relation("r", templates, {f"s{i}": "o" for i in range(20)})
+    relation = Relation("r", templates, {f"s{i}": "op"[i % 2] for i in range(20)})
     asked: list[str] = []
 
     def ask(pairs: Sequence[tuple[str, str]]) -> list[bool]:
