@@ -43,7 +43,7 @@ ROWS = (
     (
         "data/smollm2-counterfact.json",
         "SMOLLM2ROW",
-        f"python evaluations/scripts/make_edits.py --model smollm2 {ASKED} --screen bfloat16 --count 500 "
+        f"python evaluations/scripts/make_edits.py --model smollm2 {ASKED} --screen bfloat16 "
         f"--out {SMOLLM2}",
     ),
     (
@@ -61,7 +61,7 @@ ROWS = (
     (
         "data/smollm2-thousand.json",
         "THOUSANDROW",
-        f"python evaluations/scripts/make_edits.py --model smollm2 {ASKED} --screen bfloat16 --count 500 --fill 1000 "
+        f"python evaluations/scripts/make_edits.py --model smollm2 {ASKED} --screen bfloat16 --fill 1000 "
         "--out evaluations/data/smollm2-thousand.json",
     ),
     (

@@ -183,9 +183,9 @@ def test_other_facts_are_told_apart_by_what_follows() -> None:
     ]
 
     def of(fact: Known, new: str) -> dict[str, list[dict[str, str]]]:
-        return other_facts(fact, new, about, Consequences(facts), random.Random(0))
+        return other_facts(fact, new, about, Consequences(facts))
 
-    kind = [{"prompt": "Louvre is a", "target": "museum"}]
+    kind = [{"prompt": "Louvre is a", "target": "museum", "kind": "landmark_kind"}]
     moved = of(city, "Rome")
     assert moved["same_subject"] == kind
     # A text that is the edit's own is not asked again, and no more than two are.
@@ -198,14 +198,14 @@ def test_other_facts_are_told_apart_by_what_follows() -> None:
 
 
 def test_relations_take_turns_and_subjects_come_once_before_twice() -> None:
-    def record(relation: str, subject: str, probed: bool) -> dict[str, Any]:
-        same = [{"prompt": "x", "target": "y"}] if probed else []
+    def record(relation: str, subject: str, kinds: int) -> dict[str, Any]:
+        same = [{"prompt": "x", "target": "y", "kind": f"{i}"} for i in range(kinds)]
         return {"requested_rewrite": {"relation_id": relation, "subject": subject}, "same_subject": same}
 
-    drawn = [record("a", f"s{i}", i == 7) for i in range(8)]
-    drawn += [record("b", "s7", True), record("b", "t", False), record("c", "s7", True)]
+    drawn = [record("a", f"s{i}", 2 * (i == 7) + (i == 6)) for i in range(8)]
+    drawn += [record("b", "s7", 1), record("b", "t", 0), record("c", "s7", 1)]
     ordered = [(r["requested_rewrite"]["relation_id"], r["requested_rewrite"]["subject"]) for r in in_turn(drawn, 2)]
-    assert ordered[:4] == [("a", "s7"), ("b", "t"), ("c", "s7"), ("a", "s0")]
+    assert ordered[:4] == [("a", "s7"), ("b", "t"), ("c", "s7"), ("a", "s6")]
     assert len(ordered) == 10 and ("b", "s7") not in ordered  # s7 has its two
     assert Counter(relation for relation, _ in ordered[:3]) == {"a": 1, "b": 1, "c": 1}
 
