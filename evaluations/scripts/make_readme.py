@@ -20,9 +20,9 @@ README = ROOT / "evaluations" / "README.md"
 BEGIN, END = "<!-- made by scripts/make_readme.py: edit the rows there -->", "<!-- end of what is made -->"
 
 SINGLE = "--split reporting --limit 40 --way ffedit"
-SMOLLM2 = "evaluations/data/smollm2-counterfact.json"
+SMOLLM2, GEMMA, QWEN = (f"evaluations/data/{name}-counterfact.json" for name in ("smollm2", "gemma", "qwen"))
 ASKED = (
-    "--screen bfloat16 --known ../shared/data/known_1000.json --more evaluations/data/more_facts.json "
+    "--known ../shared/data/known_1000.json --more evaluations/data/more_facts.json "
     "--apart ../shared/data/smollm2_dev.json --apart ffedit/layer_choice/calibration.json "
     "--apart evaluations/data/development-subjects.json"
 )
@@ -32,7 +32,7 @@ ROWS = (
     (
         "data/atlas-counterfact.json",
         "500 counterfactual edits for Atlas in CounterFact's record format, with `split` (100 for tuning defaults, 400 "
-        "for reporting, by subject) and `same_subject`",
+        "for reporting, by subject), `same_subject` and `portability`",
         "python evaluations/scripts/make_atlas_counterfact.py",
     ),
     (
@@ -43,24 +43,24 @@ ROWS = (
     (
         "data/smollm2-counterfact.json",
         "SMOLLM2ROW",
-        f"python evaluations/scripts/make_edits.py --model smollm2 {ASKED} --out {SMOLLM2}",
+        f"python evaluations/scripts/make_edits.py --model smollm2 {ASKED} --screen bfloat16 --out {SMOLLM2}",
     ),
     (
         "data/gemma-counterfact.json",
         "GEMMAROW",
-        f"python evaluations/scripts/make_edits.py --model gemma3-270m.gguf {ASKED} "
-        "--out evaluations/data/gemma-counterfact.json",
+        f"python evaluations/scripts/make_edits.py --model gemma3-270m.gguf {ASKED} --screen bfloat16 --subjects 40 "
+        f"--count 400 --out {GEMMA}",
     ),
     (
         "data/qwen-counterfact.json",
         "QWENROW",
-        f"python evaluations/scripts/make_edits.py --model qwen2.5-1.5b.gguf {ASKED} "
-        "--out evaluations/data/qwen-counterfact.json",
+        f"python evaluations/scripts/make_edits.py --model qwen2.5-1.5b.gguf {ASKED} --dtype bfloat16 "
+        f"--screen bfloat16 --screen-model gemma3-270m.gguf --subjects 40 --count 240 --out {QWEN}",
     ),
     (
         "data/smollm2-thousand.json",
         "THOUSANDROW",
-        f"python evaluations/scripts/make_edits.py --model smollm2 {ASKED} --fill 1000 "
+        f"python evaluations/scripts/make_edits.py --model smollm2 {ASKED} --screen bfloat16 --fill 1000 "
         "--out evaluations/data/smollm2-thousand.json",
     ),
     (
@@ -127,13 +127,13 @@ ROWS = (
         "reports/smollm2-rivals.*",
         "the first seven beside the published procedure, also at equal seconds, and a plain rank-one editor",
         f"python evaluations/scripts/compare.py --model smollm2 --data {SMOLLM2} --probed --split reporting --limit 7 "
-        "--layer 8 --out DIR",
+        "--layer 8 --equal-seconds --out DIR",
     ),
     (
         "reports/smollm2-rivals-layer-0.*",
         "the same at layer 0",
         f"python evaluations/scripts/compare.py --model smollm2 --data {SMOLLM2} --probed --split reporting --limit 7 "
-        "--layer 0 --out DIR",
+        "--layer 0 --equal-seconds --out DIR",
     ),
     (
         "reports/smollm2-hundred.*",
@@ -336,7 +336,7 @@ ROWS = (
     (
         "scripts/compare.py scripts/rivals.py",
         "",
-        f"python evaluations/scripts/compare.py --model smollm2 --data {SMOLLM2} --out DIR",
+        f"python evaluations/scripts/compare.py --model smollm2 --data {SMOLLM2} --equal-seconds --out DIR",
     ),
 )
 
