@@ -11,7 +11,7 @@ from writing import FACT, quick
 from ffedit import Editable
 from ffedit.algebra.linalg import double
 from ffedit.editor.key import LayerKeys, PromptSet, build_prompts, read_keys
-from ffedit.editor.residual_add import ResidualAdd, find_residual_add, least_squares
+from ffedit.editor.residual_add import DAMPING, ResidualAdd, find_residual_add, least_squares
 from ffedit.editor.value import choose_values
 from ffedit.inference import replay
 from ffedit.model.hooks import capture, replace_output
@@ -100,11 +100,18 @@ def test_an_output_is_changed_so_that_the_stream_moves_as_wanted(family: str) ->
     torch.testing.assert_close(beyond.norm(), outputs.norm(), rtol=1e-4, atol=0)
 
 
-def test_least_squares_is_solved_row_by_row() -> None:
+def test_damped_least_squares_is_solved_row_by_row() -> None:
+    """Of each row of its own gain: rows of other lengths, and one of zeros, change nothing in a row."""
     generator = torch.Generator().manual_seed(0)
     J = torch.eye(8) + 0.1 * torch.randn(8, 8, generator=generator)
-    x = torch.randn(3, 8, generator=generator)
-    torch.testing.assert_close(least_squares(lambda r: r @ J.T, lambda r: r @ J, x @ J.T), x, rtol=1e-3, atol=1e-3)
+    rows = torch.randn(4, 8, generator=generator) * torch.tensor([1e-3, 1.0, 1e3, 0.0])[:, None]
+    found = least_squares(lambda x: x @ J.T, lambda r: r @ J, rows)
+    for x, r in zip(found[:3], rows[:3], strict=True):
+        damping = DAMPING * (J.T @ r).square().sum() / r.square().sum()
+        expected = torch.linalg.solve(J.T @ J + damping * torch.eye(8), J.T @ r)
+        torch.testing.assert_close(x / r.norm(), expected / r.norm(), rtol=1e-3, atol=1e-4)
+        assert float((x - torch.linalg.solve(J, r)).norm()) > 3e-3 * float(r.norm()), "the damping counts"
+    assert not found[3].any()
 
 
 @pytest.mark.parametrize("family", [*NORMED, "granite", "llama"])

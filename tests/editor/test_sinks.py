@@ -86,7 +86,7 @@ def test_a_fact_keeps_its_only_prompts(llama: Editable) -> None:
 
 def test_the_kl_term_is_not_lost_where_a_subject_of_one_token_begins_a_text() -> None:
     """Without a BOS its key there is a sink's, so that the essence prompt would be left out, and the term with it."""
-    editable, fact = zoo.trained("gpt2", False), Fact("Germany", "the city of {} is", "Rome", "Berlin")
+    editable, fact = zoo.trained("llama", False), Fact("Germany", "the city of {} is", "Rome", "Berlin")
     config = quick(contexts=2, essence_prompts=("{} is a",))
     (prompt_set,) = build_prompts(editable, [[fact]], config)
     assert [text.site > 0 for text in prompt_set.essence] == [True]
