@@ -44,7 +44,8 @@ from ffedit.errors import FFEditError
 from ffedit.exporter import embedded_edits
 from ffedit.facts.reading import read_facts
 from ffedit.files.resuming import Journal, load_state, save_state
-from ffedit.inference import text as texts
+from ffedit.inference.own_text import own_text
+from ffedit.inference.text import kept_ids
 from ffedit.layer_choice import calibrate
 from ffedit.loading import gguf
 from ffedit.model.fingerprint import fingerprint
@@ -220,12 +221,12 @@ def _cache_kinds(inputs: Path, work: Path) -> Iterator[Kind]:
     editable = ffedit.load(inputs / "base")
     fact, corpus = json.loads((inputs / "fact.json").read_text()), ffedit.Corpus(str(inputs / "corpus.txt"))
     ffedit.stats(editable, [1], corpus)
-    texts.own_text(editable, 2, 8, 0)
+    own_text(editable, 2, 8, 0)
     trace = ffedit.locate(editable, ffedit.Fact(fact["subject"], fact["prompt"], fact["target"]))
     Journal(cache / "traces" / "t.jsonl", {"run": 0}).add({"fact": "a", "trace": trace.to_dict()}, {"fact": "b"})
     for kind, read in (
         ("moments", lambda path: KeyMoments.load(path)),
-        ("texts", lambda path: cached(list(texts._kept(path)))),
+        ("texts", lambda path: cached(list(kept_ids(path)))),
         ("traces", lambda path: traced(Journal(path, {"run": 0}).lines)),
     ):
         path = sorted((cache / kind).iterdir())[-1]

@@ -108,7 +108,9 @@ def run(
     for name in chosen or tuple(MODELS):
         model = MODELS[name]
         editable = ffedit.load(models / "gguf" / f"{name}.gguf", dtype=model.dtype)
-        facts = facts_in(DATA_FOLDER / model.facts, "development", limit or model.limit, probed=True)
+        facts = facts_in(DATA_FOLDER / model.facts, "development")
+        # Those first of whose subject other facts are asked.
+        facts = sorted(facts, key=lambda fact: not fact.same_subject)[: limit or model.limit]
         at, examiner = auto_layer(editable).layer if layer is None else layer, Examiner(editable)
         stats = ffedit.stats(editable, [at])
         for variant in names or tuple(added) or tuple(variants):

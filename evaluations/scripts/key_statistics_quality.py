@@ -26,10 +26,12 @@ from ffedit.algebra.linalg import whiten
 from ffedit.editor.statistics import by_layer
 from ffedit.inference import replay
 from ffedit.inference.corpus import Corpus
-from ffedit.inference.text import identity, neutral, row_length, sampled
+from ffedit.inference.own_text import sampled
+from ffedit.inference.text import begin_rows, identity, neutral, row_length
 from ffedit.model.editable import Editable
 from ffedit.model.hooks import capture
 from ffedit.model.memory import Address
+from ffedit.model.tokenization import plain_ids
 
 # The recipe of Atlas stands beside the scripts.
 sys.path.append(str(Path(__file__).parents[1]))
@@ -51,7 +53,7 @@ HELD_OUT = 4096
 def main(model: str, layers: str, budgets: tuple[int, ...], corpus: str | None, out: Path) -> None:
     """Read keys once, then solve with each C."""
     editable, wanted = ffedit.load(model), [int(layer) for layer in layers.split(",")]
-    ids = _ids(editable, corpus, max(budgets) + HELD_OUT)
+    ids = begin_rows(editable, _ids(editable, corpus, max(budgets) + HELD_OUT))
     length = row_length(editable)
     rows = ids[: len(ids) // length * length].view(-1, length)
     text = _keys(editable, wanted, [row.tolist() for row in rows])
@@ -78,7 +80,7 @@ def _ids(editable: Editable, corpus: str | None, tokens: int) -> Tensor:
     if corpus in (None, "sampled"):
         text = Corpus("sampled", tokens)
         return sampled(editable, text, identity(editable, text)[0]).long()
-    return torch.tensor(editable.tokenizer(Path(str(corpus)).read_text(encoding="utf-8"))["input_ids"][:tokens])
+    return torch.tensor(plain_ids(editable.tokenizer, Path(str(corpus)).read_text(encoding="utf-8"))[:tokens])
 
 
 @torch.no_grad()

@@ -2,7 +2,7 @@
 
     python evaluations/scripts/make_edits.py --model MODEL --out FILE [--known known_1000.json] [--more more_facts.json]
         [--apart FILE ...] [--count 600] [--fill 0] [--per-subject 2] [--subjects 60] [--seed 0]
-        [--dtype bfloat16] [--screen bfloat16]
+        [--dtype bfloat16] [--screen bfloat16] [--screen-model MODEL]
 
 The model is asked the fact table and the templates of the Atlas recipe, those of `known_1000`, and those of `--more`,
 whose relations have one vocabulary of names (`follows`). A fact is known where greedy generation gives the whole
@@ -17,17 +17,17 @@ where not. Only the others, which should stay, are `same_subject`.
 
 Relations take turns, so that no relation has more edits than it must, and in each subjects without an edit come before
 others, then edits with `same_subject` probes. The split is by subject: a quarter of all names, by a digest, are for
-development, the others for reporting, alike for every model; subjects of `--apart` are for development, too. Of files
-with a split these are the subjects of development. After the first `SAMPLE` subjects of a relation, only the `BEST`
-templates are asked further, and none that has not given a single object.
+development, the others for reporting, alike for every model; subjects of `--apart` (names, or facts; of files with a
+split, its part for development) are for development, too. After the first `SAMPLE` subjects of a relation, only the
+`BEST` templates are asked further, and none that has not given a single object.
 
 `--fill N` adds facts that the model does not know, up to N records in all: in the templates in which it says most of
 their relation, with what neighbors there are, and no other facts of the subject.
 
 Answers are kept beside the result (NAME.answers.json), so that an interrupted run resumes; another model wants another
 name. `--screen bfloat16` asks everything in that dtype first, three times as fast where the processor knows it, and
-only what that affirms in the model's own. `--dtype bfloat16` asks in no other: what a model of billions of weights
-knows is decided in bfloat16.
+only what that affirms in the model's own. A model of billions of weights is asked in `--dtype bfloat16`, and only what
+a small one affirms (`--screen-model`): what it knows is decided in bfloat16, of what both know.
 """
 
 from __future__ import annotations
@@ -128,7 +128,9 @@ def find_known(
 ) -> list[Known]:
     """Ask the first `SAMPLE` subjects of each relation in all templates, and the others in the `BEST` of these.
 
-    Subjects of many relations come first, in one order everywhere, so that all facts of a subject are asked.
+    Subjects of many relations come first, in one order everywhere, so that all facts of a subject are asked. Relations
+    of a single object ("Lyon is a city") make no edit: they are asked last, of all subjects of which something is
+    known, for the probes of other edits.
 
     Args:
         asked: the relations.
@@ -140,10 +142,11 @@ def find_known(
     result: list[Known] = []
     total = sum(len(r.facts) * len(r.templates) for r in asked)
     done = 0
-    times = Counter(subject for relation in asked for subject in relation.facts)
-    order = {subject: (-times[subject], digest(f"{seed} {subject}")) for subject in times}
-    for relation in asked:
-        subjects = sorted(relation.facts, key=order.__getitem__)[:most]
+    times = Counter(subject for relation in asked if not single(relation.facts) for subject in relation.facts)
+    for relation in sorted(asked, key=lambda relation: single(relation.facts)):
+        subjects = sorted(relation.facts, key=lambda subject: (-times[subject], digest(f"{seed} {subject}")))[:most]
+        if single(relation.facts):
+            subjects = list(dict.fromkeys(fact.subject for fact in result if fact.subject in relation.facts))
         says: dict[tuple[str, str], bool] = {}
         templates: Sequence[str] = relation.templates
         for some in (subjects[:SAMPLE], subjects[SAMPLE:]):
@@ -162,6 +165,11 @@ def find_known(
             if held := tuple(t for t in relation.templates if says.get((subject, t))):
                 result.append(Known(relation.name, subject, relation.facts[subject], held))
     return result
+
+
+def single(facts: Mapping[str, str]) -> bool:
+    """Return whether all subjects of a relation have the same object."""
+    return len({*facts.values()}) == 1
 
 
 def digest(text: str) -> int:
@@ -273,18 +281,21 @@ def draft(
         new = next((new for new in news if first(text, new) != first(text, fact.object)), news[0])
         near = rng.sample(near, min(MOST_NEIGHBORS, len(near)))
         record = record_of(fact.relation, fact.subject, prompt, rest[:PARAPHRASES], fact.object, new, near, rng)
-        record |= other_facts(fact, new, about[fact.subject], consequences, rng)
+        record |= other_facts(fact, new, about[fact.subject], consequences)
         records.append(record)
     return records
 
 
 def other_facts(
-    fact: Known, new: str, about: Sequence[Known], consequences: Consequences, rng: random.Random
+    fact: Known, new: str, about: Sequence[Known], consequences: Consequences
 ) -> dict[str, list[dict[str, str]]]:
     """Return probes of a subject's other facts: `same_subject` of those that stay, `portability` of those that follow.
 
-    Facts that follow and have no new answer, or the old one, are in neither. No text is asked twice.
+    Facts that follow and have no new answer, or the old one, are in neither. No text is asked twice. What stays has its
+    relation for its kind, so that what is easily kept ("Lyon is a city") is told from the rest; of a relation with a
+    single object it is asked once only.
     """
+    rng = random.Random(f"{fact.relation} {fact.subject}")
     found: dict[str, list[dict[str, str]]] = {"same_subject": [], "portability": []}
     texts = {template.format(fact.subject) for template in fact.templates}
     for other in about:
@@ -293,19 +304,21 @@ def other_facts(
         probe = consequences.probe(fact.relation, fact.object, new, other.relation, other.object)
         if probe is None:
             continue
-        kind, answer = probe
-        for template in rng.sample(other.templates, min(PROBES, len(other.templates))):
+        field, answer = probe
+        count = 1 if single(consequences.facts.get(other.relation, {})) else PROBES
+        for template in rng.sample(other.templates, min(count, len(other.templates))):
             if (text := template.format(fact.subject)) not in texts:
                 texts.add(text)
-                found[kind].append({"prompt": text, "target": answer})
+                kind = {"kind": other.relation} if field == "same_subject" else {}
+                found[field].append({"prompt": text, "target": answer, **kind})
     return found
 
 
 def in_turn(records: Sequence[dict[str, Any]], per_subject: int) -> list[dict[str, Any]]:
     """Order records so that relations take turns: any first part of them is spread as evenly as it can be.
 
-    In its turn a relation gives the record whose subject has fewest so far, one with `same_subject` probes if it has
-    any. No subject has more than `per_subject`.
+    In its turn a relation gives the record whose subject has fewest so far, and of these one whose `same_subject`
+    probes are of most relations. No subject has more than `per_subject`.
     """
     waiting: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for record in records:
@@ -313,8 +326,9 @@ def in_turn(records: Sequence[dict[str, Any]], per_subject: int) -> list[dict[st
     used: Counter[str] = Counter()
     ordered: list[dict[str, Any]] = []
 
-    def rank(record: Mapping[str, Any]) -> tuple[int, bool]:
-        return used[record["requested_rewrite"]["subject"]], not record["same_subject"]
+    def rank(record: Mapping[str, Any]) -> tuple[int, int]:
+        kinds = {probe["kind"] for probe in record["same_subject"]}
+        return used[record["requested_rewrite"]["subject"]], -len(kinds)
 
     while waiting:
         for relation, own in list(waiting.items()):
@@ -410,9 +424,11 @@ def split(records: Sequence[dict[str, Any]], apart: Collection[str]) -> None:
 
 
 def set_apart(paths: Iterable[Path]) -> set[str]:
-    """Return the subjects of files of facts; of those with a split, of its part for development."""
+    """Return the subjects of files: lists of names, or facts; of those with a split, its part for development."""
     records = [record for path in paths for record in read(path, [])]
-    return {parse_record(r).subject for r in records if r.get("split", "development") == "development"}
+    names = {record for record in records if isinstance(record, str)}
+    facts = [r for r in records if not isinstance(r, str) and r.get("split", "development") == "development"]
+    return names | {parse_record(record).subject for record in facts}
 
 
 def summary(records: Sequence[Mapping[str, Any]]) -> Iterable[str]:
@@ -456,6 +472,7 @@ FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 @click.option("--seed", default=0, show_default=True)
 @click.option("--dtype", default="auto", show_default=True, help="What the model computes in.")
 @click.option("--screen", help="Ask in this dtype first, and again in the model's own only what that affirms.")
+@click.option("--screen-model", help="Ask this model first, and MODEL only what it affirms.")
 def main(
     model: str,
     out: Path,
@@ -469,12 +486,14 @@ def main(
     seed: int,
     dtype: str,
     screen: str | None,
+    screen_model: str | None,
 ) -> None:
     """Ask the model, draw the edits, split them by subject."""
     editable, rng = ffedit.load(model, dtype=dtype), random.Random(seed)
     ask: Ask = Answers(editable, out.with_suffix(".answers.json"))
-    if screen:
-        ask = both(Answers(ffedit.load(model, dtype=screen), out.with_suffix(f".{screen}.answers.json")), ask)
+    if screen or screen_model:
+        quick = ffedit.load(screen_model or model, dtype=screen or "auto")
+        ask = both(Answers(quick, out.with_suffix(".screen.answers.json")), ask)
     with progress_bars() as progress:
         asked = relations(read(known, ()), read(more, None))
         facts = find_known(asked, ask, seed, subjects, progress)

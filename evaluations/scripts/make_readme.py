@@ -20,14 +20,19 @@ README = ROOT / "evaluations" / "README.md"
 BEGIN, END = "<!-- made by scripts/make_readme.py: edit the rows there -->", "<!-- end of what is made -->"
 
 SINGLE = "--split reporting --limit 40 --way ffedit"
-SMOLLM2 = "evaluations/data/smollm2-counterfact.json"
+SMOLLM2, GEMMA, QWEN = (f"evaluations/data/{name}-counterfact.json" for name in ("smollm2", "gemma", "qwen"))
+ASKED = (
+    "--known ../shared/data/known_1000.json --more evaluations/data/more_facts.json "
+    "--apart ../shared/data/smollm2_dev.json --apart ffedit/layer_choice/calibration.json "
+    "--apart evaluations/data/development-subjects.json"
+)
 RELIABILITY = "evaluations/reports/reliability"
 # Files (patterns below evaluations/), what they are ("" for the first line of the script), how they are made.
 ROWS = (
     (
         "data/atlas-counterfact.json",
         "500 counterfactual edits for Atlas in CounterFact's record format, with `split` (100 for tuning defaults, 400 "
-        "for reporting, by subject) and `same_subject`",
+        "for reporting, by subject), `same_subject` and `portability`",
         "python evaluations/scripts/make_atlas_counterfact.py",
     ),
     (
@@ -37,20 +42,31 @@ ROWS = (
     ),
     (
         "data/smollm2-counterfact.json",
-        "481 edits of what SmolLM2-135M-Instruct knows (958 of 3,433 facts asked, in 83 relations), in the same "
-        "format: 161 for development, 320 for reporting, by subject",
-        "python evaluations/scripts/make_edits.py --model smollm2 --screen bfloat16 "
-        "--known ../shared/data/known_1000.json --more evaluations/data/more_facts.json "
-        "--apart ../shared/data/smollm2_dev.json --apart ffedit/layer_choice/calibration.json "
-        f"--out {SMOLLM2}",
+        "SMOLLM2ROW",
+        f"python evaluations/scripts/make_edits.py --model smollm2 {ASKED} --screen bfloat16 --out {SMOLLM2}",
+    ),
+    (
+        "data/gemma-counterfact.json",
+        "GEMMAROW",
+        f"python evaluations/scripts/make_edits.py --model gemma3-270m.gguf {ASKED} --screen bfloat16 --subjects 40 "
+        f"--count 400 --out {GEMMA}",
+    ),
+    (
+        "data/qwen-counterfact.json",
+        "QWENROW",
+        f"python evaluations/scripts/make_edits.py --model qwen2.5-1.5b.gguf {ASKED} --dtype bfloat16 "
+        f"--screen bfloat16 --screen-model gemma3-270m.gguf --subjects 40 --count 240 --out {QWEN}",
     ),
     (
         "data/smollm2-thousand.json",
-        "these 481, and 519 facts that it does not know, of 897 subjects in all: for large batches and long sequences",
-        "python evaluations/scripts/make_edits.py --model smollm2 --screen bfloat16 "
-        "--known ../shared/data/known_1000.json --more evaluations/data/more_facts.json "
-        "--apart ../shared/data/smollm2_dev.json --apart ffedit/layer_choice/calibration.json --fill 1000 "
+        "THOUSANDROW",
+        f"python evaluations/scripts/make_edits.py --model smollm2 {ASKED} --screen bfloat16 --fill 1000 "
         "--out evaluations/data/smollm2-thousand.json",
+    ),
+    (
+        "data/development-subjects.json",
+        "subjects whose facts chose a default once: they are for development in every set",
+        "",
     ),
     (
         "data/more_facts.json",

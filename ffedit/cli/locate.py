@@ -104,6 +104,7 @@ def locate(
     from ffedit.layer_choice.calibrate import by_sweep
     from ffedit.layer_choice.published import auto_layer
     from ffedit.locator import aggregate
+    from ffedit.locator.result import subject_peak
     from ffedit.locator.trace import decisive, resolve_window
 
     editable = load_model()
@@ -124,8 +125,10 @@ def locate(
             traced = choosing if of_feed_forward else ffedit.locate_all(editable, facts, seed=seed, progress=progress)
             swept = by_sweep(editable, facts, traced, method, config, progress=progress)
         routes = subject_routes(editable, facts, seed)
-    layer = choosing.layer
-    maps = map(averages_table, aggregates) if averaged else (heat_map(traces, layer) for traces in measured)
+    layer, peak = choosing.layer, subject_peak(choosing)
+    # Where the subject's last token tells no layer, the one is marked at which another brings back most.
+    marked = layer if peak is None or choosing.site is not None else peak.layer
+    maps = map(averages_table, aggregates) if averaged else (heat_map(traces, marked) for traces in measured)
     surface.show(*maps, layer_choice(choosing, layer), routing_table(facts, routes, layer))
     if not editable.resumable:
         surface.show(Text("This model cannot be resumed at a token: whole rows were run (slower, same results)."))
@@ -136,7 +139,7 @@ def locate(
     if save is not None:
         (aggregates[0] if averaged else measured[0].traces[0]).save(save)
     if plot is not None:
-        save_figure(plot, lambda: average_lines(aggregates) if averaged else heat_maps(measured, layer))
+        save_figure(plot, lambda: average_lines(aggregates) if averaged else heat_maps(measured, marked))
 
 
 def _check_files(plot: Path | None, save: Path | None, measurements: int, single: bool) -> None:

@@ -191,6 +191,11 @@ class Generations:
         ids = self.text_ids(text)
         return degenerate(ids, self._editable.special) if ids else None
 
+    def special(self, text: Encoded) -> float:
+        """Return the share of that text's tokens that are special; 0 where the text ends at once."""
+        ids = self.text_ids(text)
+        return sum(token in self._editable.special for token in ids) / max(1, len(ids))
+
     def entropy(self, text: Encoded) -> float | None:
         """Return the entropy of that text's n-grams, bits, special tokens among its words; None as in `degenerate`."""
         ids = self.text_ids(text)

@@ -170,6 +170,17 @@ def degenerate(q: Questions, now: Responses, before: Responses) -> float | None:
     return _mean_measured(map(now.generations.degenerate, _texts(q)))
 
 
+@metric("share", "zero", "special tokens, new ones", FFEDIT, generates=["own", "paraphrases"])
+def special_tokens(q: Questions, now: Responses, before: Responses) -> float | None:
+    """Mean over the same texts of the rise of the share of special tokens; 0 where it fell, as it is before the edit.
+
+    Of ordinary text it is 0, so that it tells at once what `degenerate`, which small models have before an edit, tells
+    of many texts only.
+    """
+    shares = [(now.generations.special(text), before.generations.special(text)) for text in _texts(q)]
+    return _mean([max(0.0, share - usual) for share, usual in shares])
+
+
 @metric("bits", "keep", "bits, of greedy text", f"{ROME}, for sampled text", generates=["own", "paraphrases"])
 def greedy_entropy(q: Questions, now: Responses, before: Responses) -> float | None:
     """Entropy of bigrams and trigrams of words in the same texts. It grows with a text's length."""

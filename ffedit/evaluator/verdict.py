@@ -36,8 +36,15 @@ UNITS = ("share", "probability", "cosine")
 ROUNDING = 1e-9
 # Text breaks where `degenerate` rises by more than BREAKS, and by more than three standard deviations of what edits
 # that break nothing do. In one text these move it by TEXT_NOISE (standard deviation; 0 on average), since small models
-# repeat themselves now and then, before an edit as after it. Of five texts, three are .34: no single loop is as much.
-BREAKS, TEXT_NOISE = 0.1, 0.25
+# repeat themselves now and then, before an edit as after it. Of five texts, three are .40: no single loop is as much.
+BREAKS, TEXT_NOISE = 0.1, 0.3
+# Or where `special_tokens` is more than one text of those makes it, or half of a single text.
+HALF_A_TEXT = 0.5
+# The scores that tell it, and how, from before (`old`) and after the edit (`new`).
+BREAKING = {
+    "special_tokens": "special tokens took the place of {new:.0%} of the text it then says",
+    "degenerate": "{new:.0%} of the tokens it then says are special or repeated, {old:.0%} before the edit",
+}
 # Paraphrase score below which the edit took in few other wordings only.
 FEW_WORDINGS = 0.5
 # Share of facts that took, below which a batch did not take.
@@ -99,7 +106,7 @@ def judge(
         else:
             taken = f"The edit took in part, for {count - len(failed)} of {count} facts"
             outcome, text = "took in part", f"{taken}: {_failure(failed, count)}.{also}"
-    elif "degenerate" in harms:
+    elif harms.keys() & BREAKING.keys():
         outcome, text = "took, but text breaks", f"Done, but text breaks: {_success(before, after)}, but {broken}."
     elif harms:
         outcome, text = "took with damage", f"Done, but something else broke: {_success(before, after)}, but {broken}."
@@ -144,24 +151,26 @@ def texts(facts: Sequence[FactScores]) -> int:
     return sum(1 + len(fact.fact.paraphrases) for fact in facts)
 
 
-def breaks(before: float, after: float, count: int) -> bool:
-    """Return True if the share of special and repeated tokens, a mean over `count` texts, rises beyond chance."""
+def breaks(name: str, before: float, after: float, count: int) -> bool:
+    """Return True if a score of `BREAKING`, a mean over `count` texts, rises beyond what chance makes of so many."""
+    if name == "special_tokens":
+        return after - before > min(HALF_A_TEXT, max(FELL, 1 / count))
     return after - before > max(BREAKS, 3 * TEXT_NOISE / math.sqrt(count))
 
 
 def damage(before: Scores, after: Scores, count: int, ends: Mapping[str, str]) -> dict[str, str]:
     """Describe, by score, each that fell, text that breaks, and the drift, where they exceed their thresholds.
 
-    `count` is the number of texts that `degenerate` is a mean of, `ends` the intervals of scores, in words.
+    `count` is the number of texts that the scores of `BREAKING` are means of, `ends` the intervals of scores, in words.
     """
+    both = {name: (getattr(before, name), getattr(after, name)) for name in (*kept(), *BREAKING)}
+    measured = {name: (old, new) for name, (old, new) in both.items() if old is not None and new is not None}
     harms = {}
-    for name in kept():
-        old, new = getattr(before, name), getattr(after, name)
-        if old is not None and new is not None and fell(old, new):
+    for name, (old, new) in measured.items():
+        if name in BREAKING and breaks(name, old, new, count):
+            harms[name] = BREAKING[name].format(old=old, new=new)
+        elif name not in BREAKING and fell(old, new):
             harms[name] = f"{name} fell from {old:.2f} to {new:.2f}{ends.get(name, '')}"
-    old, new = before.degenerate, after.degenerate
-    if old is not None and new is not None and breaks(old, new, count):
-        harms["degenerate"] = f"{new:.0%} of the tokens it then says are special or repeated, {old:.0%} before the edit"
     if after.drift is not None and after.drift > DRIFTED:
         harms["drift"] = f"drift on generic text is {number(after.drift)} nats per token"
     return harms

@@ -8,7 +8,8 @@ The model receives each token's position, and a mask, which replaces its own. Wh
 less than all earlier tokens (a sliding window shorter than a context), only a context that begins with all of another
 shares its row (`Editable.packed`). A configuration tells a window by many names, or not at all, so it is measured:
 whether the last token of a text as long as the contexts sees its beginning, in each layer (`attends_to_all`). That
-takes two passes over one text, once a model and length, and only when contexts are as long.
+takes two passes over one text, once a model and length, and only when contexts are as long. It compares numbers that
+are equal to the last bit where a window ends, while a window may change a text's logits by less than 16 bits show.
 
 Rows run in batches of similar lengths, padded on the right, where nothing sees the padding.
 """
@@ -79,19 +80,19 @@ def passes(
     # No row is longer than the budget.
     longest = longest_packed(editable, min(budget, max(map(len, contexts), default=0)))
     # Apart, since the mask of trees in a batch is that of all its rows, and knows of no window.
-    for some, packed in (
+    for some, width in (
         ([context for context in contexts if len(context) > longest], 0),
-        ([context for context in contexts if len(context) <= longest], longest),
+        ([context for context in contexts if len(context) <= longest], editable.max_tokens),
     ):
-        rows = _rows(sorted(some), packed, budget)
+        rows = _rows(sorted(some), width, budget)
         for batch in batches([len(row.ids) for row in rows], budget):
             own = [rows[i] for i in batch]
             every = [context for row in own for context in row.contexts]
 
             def run(
-                part: Sequence[Context], own: list[_Row] = own, count: int = len(every), packed: int = packed
+                part: Sequence[Context], own: list[_Row] = own, count: int = len(every), width: int = width
             ) -> Pass[T]:
-                fitting = own if len(part) == count else _rows(sorted(part), packed, budget)
+                fitting = own if len(part) == count else _rows(sorted(part), width, budget)
                 return _run(editable, fitting, read, keep)
 
             yield from split_on_oom(run, every, refusal)
@@ -130,8 +131,8 @@ class _Row:
         return len(self.ids) > len(self.contexts[-1])
 
 
-def _rows(contexts: Sequence[Context], packed: int, budget: int) -> list[_Row]:
-    """Put sorted `contexts` into rows of up to `packed` tokens; with 0, one shares only the row of its own prefix."""
+def _rows(contexts: Sequence[Context], width: int, budget: int) -> list[_Row]:
+    """Put sorted `contexts` into rows of up to `width` tokens; with 0, one shares only the row of its own prefix."""
     rows: list[_Row] = []
     longest = 0
     for context in contexts:
@@ -139,7 +140,7 @@ def _rows(contexts: Sequence[Context], packed: int, budget: int) -> list[_Row]:
             common, row = rows[-1].common(context), rows[-1]
             longest = max(longest, len(context))
             wide = TIMES * longest if 2 * common >= len(context) else 0
-            most = min(packed, budget, max(WIDTH, wide))
+            most = min(width, budget, max(WIDTH, wide))
             follows = common == len(row.contexts[-1]) and not row.branches
             if follows or len(row.ids) + len(context) - common <= most:
                 row.add(context)
@@ -182,17 +183,16 @@ def _tree(editable: Editable, rows: Sequence[_Row], width: int) -> dict[str, Ten
 def longest_packed(editable: Editable, longest: int) -> int:
     """Return the most tokens of a context in which each layer attends to all earlier ones; 0 where none shares a row.
 
-    It is found as far as contexts of `longest` tokens ask for it, and kept in the model.
+    It is found as far as contexts of `longest` tokens ask for it, by doubling, and kept in the model.
     """
-    length = editable.packed
-    while editable.packed and not editable.windowed and length < min(longest, editable.max_tokens):
-        length = min(2 * length, editable.max_tokens)
-    while length > editable.packed:
+    lengths = [editable.packed]
+    while editable.packed and not editable.windowed and lengths[-1] < min(longest, editable.max_tokens):
+        lengths.append(min(2 * lengths[-1], editable.max_tokens))
+    for length in reversed(lengths[1:]):  # the longest first: it is the only one where there is no window
         if attends_to_all(editable, length):
             editable.packed = length
-        else:
-            editable.windowed = True
-            length //= 2
+            break
+        editable.windowed = True
     return editable.packed
 
 

@@ -118,8 +118,8 @@ def _likeliest_word(editable: Editable, prompt: Encoded) -> Encoded:
 
 def _text(editable: Editable, ids: Sequence[int]) -> list[int]:
     """Return `ids` up to the first that is no text: an end, or another special token."""
-    silent = editable.ends | editable.special
-    return list(takewhile(lambda token: token not in silent, ids))
+    ends, special = editable.ends, editable.special
+    return list(takewhile(lambda token: token not in ends and token not in special, ids))
 
 
 # Chooses the next token of each row, [n, 1] on the CPU, from logits [n, vocabulary] and the step, counted from 0.

@@ -3,7 +3,8 @@
 It begins as the model's texts do: with the tokens that its tokenizer puts in front (`Stack.start_tokens`), which stay
 in front of each row. Where the tokenizer puts nothing, a first token is needed all the same, and it is
 
-- the first word of a sentence of the neutral text, if the model predicts that text well: part of the row, as any word;
+- the first word of a sentence of the neutral text, if the model predicts that text well: part of the row, as any word.
+  It is said behind a line break, which is not: as the first token, an attention sink, the word would tell nothing;
 - else the token between documents (BOS or EOS) after which a model was trained to begin. No text begins with it, so it
   is not part of the row. The mark of a chat, a token that its template writes, is none: what follows is a role;
 - else any token but a special one.
@@ -44,7 +45,7 @@ TOP = 5
 # A capital letter at the beginning of a line or sentence, and what follows: a word, or a short sentence without a name
 # of other alphabets, a list or a quotation in it.
 BEGINNING = r"(?:^|(?<=[.!?] )|(?<=\n))"
-WORD = re.compile(BEGINNING + r"[A-Z][a-z]*\b")
+WORD = re.compile(BEGINNING + r"(?:[AI]|[A-Z][a-z]+)\b")
 SENTENCE = re.compile(BEGINNING + r"[A-Z][A-Za-z' ,-]{10,80}\.(?=\s)")
 
 
@@ -96,7 +97,8 @@ def _beginnings(
     start, tokenizer = editable.start_tokens, editable.tokenizer
     if (with_word or not start) and neutral(editable) is not None:
         drawn = torch.randint(len(first_words()), (rows,), generator=generator).tolist()
-        return [[*start, *plain_ids(tokenizer, first_words()[i])] for i in drawn], len(start)
+        front = start or plain_ids(tokenizer, "\n")
+        return [[*front, *plain_ids(tokenizer, first_words()[i])] for i in drawn], len(front)
     if start:
         return [start] * rows, len(start)
     template = str(tokenizer.chat_template or "")

@@ -1,1 +1,1 @@
-"""Choose the layer to edit: by calibration edits, by tracing, or from a published table."""
+"""The layer to edit: the published or usual one, or by tracing, by a sweep, by trial edits at a few."""

@@ -32,7 +32,7 @@ from ffedit.progress import Progress, silent
 By: TypeAlias = Literal["published", "usual", "trace", "sweep", "request", "only"]
 # Tokens and corrupted runs of a trace that is only shown.
 SHOWN_TOKENS: Tokens = "subject_and_last"
-SHOWN_SAMPLES = 3
+SHOWN_SAMPLES = 2
 # Multiply-accumulates of such a trace: about 40 seconds on two cores at 0.15 TFLOP/s. Of a larger one, layers are left
 # out.
 SHOWN_PRODUCTS = 3 * 10**12

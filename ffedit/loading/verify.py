@@ -181,7 +181,7 @@ def _verify(editable: Editable) -> None:
         )
     editable.ragged = editable.resumable and _gap(replay.check_each, editable, ids) <= near
     if editable.ragged and _gap(contexts.check, editable, ids) <= near:
-        editable.packed = ids.shape[1]
+        editable.packed = 1  # that far no window reaches; more is tried when it is asked for
 
 
 def _product_error(memory: KeyValueMemory, key: Tensor, output: Tensor, d_model: int, name: str) -> float:

@@ -139,7 +139,10 @@ class Trace(Plotted):
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Trace:
-        """Build a trace from what `to_dict` returned."""
+        """Build a trace from what `to_dict` returned; FactError where an earlier version estimated its effects."""
+        values = dict(values)
+        if not values.pop("exact", True):
+            raise FactError("the effects of this trace were estimated, not measured; trace the fact again")
         arrays = {name: np.asarray(values[name], float) for name in ("effects", "errors", "alone")}
         return cls(**{**values, **arrays, "tokens": tuple(values["tokens"]), "subject": tuple(values["subject"])})
 

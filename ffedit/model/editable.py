@@ -13,6 +13,7 @@ its edits. `ffedit.loading` makes both from a transformers model.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -37,6 +38,9 @@ from ffedit.model.tokenization import Encoded, encode, special_tokens
 from ffedit.notebook import Displayed
 
 Kind: TypeAlias = Literal["decoder", "encoder"]
+# Added tokens that stand for no text, by their form: <start_of_image>, <|file_sep|>. Not all tokenizers mark them as
+# special, GGUF files least of all; <table> and runs of blanks are text.
+MARKUP = re.compile(r"<[^<>\s]*[_|｜][^<>\s]*>")
 
 
 @dataclass(frozen=True, eq=False)
@@ -388,10 +392,11 @@ class Editable(Stack):
         return {int(i) for i in (*ids, self.tokenizer.eos_token_id) if i is not None}
 
     @cached_property
-    def special(self) -> frozenset[int]:
-        """Token ids that are no text: all that decoding can leave out, among them added tokens such as an image's."""
-        added = self.tokenizer.added_tokens_decoder
-        return frozenset(self.tokenizer.all_special_ids) | {i for i, token in added.items() if token.special}
+    def special(self) -> set[int]:
+        """Token ids that are no text: those that the tokenizer marks as special, and added tokens that are `MARKUP`."""
+        added = self.tokenizer.added_tokens_decoder.items()
+        marked = {i for i, token in added if token.special or MARKUP.fullmatch(token.content)}
+        return marked.union(self.tokenizer.all_special_ids)
 
     def encode(
         self, prompt: str, answer: str = "", span: tuple[int, int] | None = None, max_tokens: int | None = None

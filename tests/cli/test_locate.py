@@ -174,7 +174,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return write(editable, facts, method, layers, quick(steps=3), CORPUS, progress=progress)
 
     monkeypatch.setattr(calibrate, "write", few)
-    monkeypatch.setattr("ffedit.cli.options.preset", lambda *_: quick(steps=3))
+    monkeypatch.setattr("ffedit.editor.methods.preset", lambda *_: quick(steps=3))
     return methods
 
 

@@ -219,7 +219,7 @@ def test_a_weak_trace_says_so() -> None:
     none = "No token of the subject brings back a tenth of that at any layer"
     weak = words(layer_choice(trace(effects), 0))
     assert f"{none}; compare other layers (--layers N, N from 0 to 4)." in weak
-    assert words(layer_choice(trace(effects), 0, "model")).endswith(f"{none}."), "the trace does not decide"
+    assert words(layer_choice(trace(effects), 0, "explained")).endswith(f"{none}."), "the trace does not decide"
     deaf = words(layer_choice(trace(effects, corrupted=0.92), 0))
     assert "hardly changes the answer (total effect 0.01)" in deaf and none not in deaf
     assert none not in words(layer_choice(peaked(), 2))
@@ -229,13 +229,13 @@ def test_a_weak_trace_says_so() -> None:
     assert none not in words(layer_choice(trace(untold), 0)), "a token of the subject was not measured"
     spaced = effects.copy()
     spaced[::2] = np.nan
-    assert f"{none} traced." in words(layer_choice(trace(spaced), 0, "model"))
+    assert f"{none} traced." in words(layer_choice(trace(spaced), 0, "explained"))
 
 
 def test_what_a_trace_does_not_show_is_no_warning() -> None:
     """A trace beside a layer that was chosen otherwise says what it shows, in no colour."""
     for effects in (np.zeros((6, 5)), early_effects()):
-        said = shown(layer_choice(trace(effects), 2, "model"), force_terminal=True, color_system="standard")
+        said = shown(layer_choice(trace(effects), 2, "explained"), force_terminal=True, color_system="standard")
         assert "\x1b[33m" not in said and "may not take" not in said
     unknown = shown(layer_choice(trace(early_effects(), known=False), 2), force_terminal=True, color_system="standard")
     assert "\x1b[33mThe model does not answer" in unknown
@@ -259,6 +259,7 @@ def test_the_layer_comes_from_the_token_where_the_key_is_read() -> None:
         "noise of 3 σ of the vocabulary destroys; at the subject's last token (“Tower”), layers 4–5: 0.04; at the "
         "prompt's last token, layers 0–1: 0.60."
     )
+    assert words(layer_choice(early, early.layer)) == text, "it tells no layer"
     assert TraceSet((early, early)).site is None and TraceSet((early, peaked(), peaked())).site == 2
     assert "recalled most at the subject's first token, feed" in words(layer_choice(TraceSet((early, early)), 4))
     assert site_of(peaked(), allowed=range(3, 6)) is None and site_of(peaked(), allowed=range(2, 4)) == 2

@@ -71,6 +71,13 @@ def test_the_page_says_what_the_json_says(one: Record) -> None:
         assert all(line.replace("`", "") in words for line in reason.split("\n"))
 
 
+def test_what_the_trace_did_not_measure_is_empty(apply: Command, here: Path) -> None:
+    record = loads(apply("fact.json", "--json", "-", "--layers", "1", "-q").out)
+    assert None in record["facts"][0]["trace"]["effects"][0], "the tokens between the subject and the prompt's last"
+    page = result_page(record)
+    assert "Empty: not measured." in said(page) and '<td class="most">–</td>' in page and "nan" not in page.lower()
+
+
 def test_a_damaged_answer_and_score_stand_first(one: Record) -> None:
     (fact,) = one["facts"]
     stays = [asked for asked in fact["asked"] if asked["score"] != "paraphrase"]

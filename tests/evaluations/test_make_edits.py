@@ -103,18 +103,20 @@ def test_relations_of_all_sources_and_the_first_object_holds() -> None:
 
 
 def test_subjects_of_many_relations_are_asked_first_and_alike_in_all() -> None:
-    facts = {f"s{i}": "o" for i in range(30)}
+    facts = {f"s{i}": "op"[i % 2] for i in range(30)}
     asked = [Relation(name, (f"{name} {{}} is", f"by {name} {{}} is"), facts) for name in ("a", "b")]
-    asked.append(Relation("c", ("c {} is", "by c {} is"), {"s7": "o", "t": "o"}))
+    asked.append(Relation("c", ("c {} is", "by c {} is"), {"s7": "o", "t": "p"}))
+    asked.insert(0, Relation("one", ("one {} is", "by one {} is"), dict.fromkeys([*facts, "u"], "o")))
     known = find_known(asked, lambda pairs: [True] * len(pairs), 0, most=10)
-    first, second, third = ([f.subject for f in known if f.relation == r.name] for r in asked)
+    last, first, second, third = ([f.subject for f in known if f.relation == r.name] for r in asked)
     assert first == second and len(first) == 10 and first[0] == "s7" and third == ["s7", "t"]
+    assert last == first and known[-1].relation == "one"  # what makes no edit is asked of what is known
     assert first != [f.subject for f in find_known(asked, lambda pairs: [True] * len(pairs), 1, most=10)][:10]
 
 
 def test_only_templates_that_gave_something_are_asked_of_all() -> None:
     templates = tuple(f"{word} {{}} is" for word in "abcdef")
-    relation = Relation("r", templates, {f"s{i}": "o" for i in range(20)})
+    relation = Relation("r", templates, {f"s{i}": "op"[i % 2] for i in range(20)})
     asked: list[str] = []
 
     def ask(pairs: Sequence[tuple[str, str]]) -> list[bool]:
@@ -181,9 +183,9 @@ def test_other_facts_are_told_apart_by_what_follows() -> None:
     ]
 
     def of(fact: Known, new: str) -> dict[str, list[dict[str, str]]]:
-        return other_facts(fact, new, about, Consequences(facts), random.Random(0))
+        return other_facts(fact, new, about, Consequences(facts))
 
-    kind = [{"prompt": "Louvre is a", "target": "museum"}]
+    kind = [{"prompt": "Louvre is a", "target": "museum", "kind": "landmark_kind"}]
     moved = of(city, "Rome")
     assert moved["same_subject"] == kind
     # A text that is the edit's own is not asked again, and no more than two are.
@@ -196,14 +198,14 @@ def test_other_facts_are_told_apart_by_what_follows() -> None:
 
 
 def test_relations_take_turns_and_subjects_come_once_before_twice() -> None:
-    def record(relation: str, subject: str, probed: bool) -> dict[str, Any]:
-        same = [{"prompt": "x", "target": "y"}] if probed else []
+    def record(relation: str, subject: str, kinds: int) -> dict[str, Any]:
+        same = [{"prompt": "x", "target": "y", "kind": f"{i}"} for i in range(kinds)]
         return {"requested_rewrite": {"relation_id": relation, "subject": subject}, "same_subject": same}
 
-    drawn = [record("a", f"s{i}", i == 7) for i in range(8)]
-    drawn += [record("b", "s7", True), record("b", "t", False), record("c", "s7", True)]
+    drawn = [record("a", f"s{i}", 2 * (i == 7) + (i == 6)) for i in range(8)]
+    drawn += [record("b", "s7", 1), record("b", "t", 0), record("c", "s7", 1)]
     ordered = [(r["requested_rewrite"]["relation_id"], r["requested_rewrite"]["subject"]) for r in in_turn(drawn, 2)]
-    assert ordered[:4] == [("a", "s7"), ("b", "t"), ("c", "s7"), ("a", "s0")]
+    assert ordered[:4] == [("a", "s7"), ("b", "t"), ("c", "s7"), ("a", "s6")]
     assert len(ordered) == 10 and ("b", "s7") not in ordered  # s7 has its two
     assert Counter(relation for relation, _ in ordered[:3]) == {"a": 1, "b": 1, "c": 1}
 
@@ -248,7 +250,8 @@ def test_the_split_is_by_subject_alike_everywhere_and_some_are_set_apart(tmp_pat
     rewrite = {"prompt": "{} is", "target_new": {"str": "up"}}
     both = [{"requested_rewrite": {**rewrite, "subject": name}, "split": name} for name in ("development", "reporting")]
     (halves := tmp_path / "halves.json").write_text(json.dumps(both), encoding="utf-8")
-    assert set_apart([own, halves]) == {"Ann", "development"}
+    (names := tmp_path / "names.json").write_text(json.dumps(["Bo", "Ann"]), encoding="utf-8")
+    assert set_apart([own, halves, names]) == {"Ann", "Bo", "development"}
 
 
 def test_edits_for_a_model(atlas: ffedit.Editable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

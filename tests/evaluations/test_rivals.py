@@ -79,9 +79,11 @@ def test_the_loss_falls_and_the_steps_end_when_they_are_asked_to(family: str) ->
     assert all(loss >= 0.05 for loss in published.losses[:-1])
     plain = rivals.plain_rank_one(editable, FACT, LAYER, None, PREFIXES)
     assert plain.losses[-1] < plain.losses[0]
-    assert len(plain.losses) == 40
+    assert 1 < len(plain.losses) <= 40
+    assert len(rivals.plain_rank_one(editable, FACT, LAYER, None, PREFIXES, steps=3).losses) <= 3
     assert len(rivals.published_rome(editable, SECOND, LAYER, C, PREFIXES, steps=3).losses) <= 3
-    assert len(rivals.published_rome(editable, SECOND, LAYER, C, PREFIXES, within=0.0).losses) == 1
+    slow, fast = (rivals.published_rome(editable, SECOND, LAYER, C, PREFIXES, 2, rate) for rate in (1e-3, 0.1))
+    assert float((slow.value - fast.value).norm()) > 0.1 * float(fast.value.norm()), "the rate counts"
 
 
 def test_an_edit_is_in_the_weights_for_a_block_only_and_scored_there() -> None:

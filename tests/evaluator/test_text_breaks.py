@@ -82,6 +82,9 @@ def test_a_model_that_says_the_object_and_then_no_words_does_not_pass() -> None:
         assert verdict.outcome == "took, but text breaks" and "degenerate" in verdict.damage and verdict.took == 1
         assert verdict.text.startswith("Done, but text breaks: the model now says “Rome”")
         assert f"{share:.0%} of the tokens it then says are special or repeated" in verdict.text
+        assert ("special_tokens" in verdict.damage) == (token == special)
+        assert found.before.special_tokens == 0
+        assert found.after.special_tokens == (pytest.approx(share) if token == special else 0)
         row = next(line for line in words(before_after(found)).split("degenerate", 1)[1:])
         assert "!" in row.split("greedy_entropy")[0]
     assert report(special).facts_after[0].says == "Rome", "cut at the special token"  # type: ignore[index]
@@ -106,25 +109,38 @@ def test_where_the_text_ends_at_once_there_is_none_to_measure() -> None:
 def test_added_tokens_that_decoding_leaves_out_are_special() -> None:
     editable = speaking("gpt2")
     editable.tokenizer.add_tokens([AddedToken("<image>", special=True)])  # type: ignore[list-item]
-    editable.tokenizer.add_tokens([AddedToken("<tool>", special=False)])  # type: ignore[list-item]
-    image, tool = editable.tokenizer.convert_tokens_to_ids(["<image>", "<tool>"])
+    unmarked = ["<start_of_image>", "<|file_sep|>", "<table>", "snake_case", "    "]
+    editable.tokenizer.add_tokens([AddedToken(name, special=False) for name in unmarked])  # type: ignore[arg-type]
+    image, *others = editable.tokenizer.convert_tokens_to_ids(["<image>", *unmarked])
     assert image not in editable.tokenizer.all_special_ids and image in editable.special
-    assert tool not in editable.special
-    ids = [*editable.encode("Rome").ids, image, *editable.encode("or").ids]
-    assert generation.words(editable, ids) == "Rome"
+    assert [other in editable.special for other in others] == [True, True, False, False, False], "two are no text"
+    for token in (image, others[0]):
+        ids = [*editable.encode("Rome").ids, token, *editable.encode("or").ids]
+        assert generation.words(editable, ids) == "Rome"
 
 
-def measured(before: float, after: float, wordings: int) -> Report:
-    """Of a fact that took, with so many other wordings, and `degenerate` as given."""
+def measured(wordings: int, **after: float) -> Report:
+    """Of a fact that took, with so many other wordings; before, a twentieth of its text was repeated."""
     fact = replace(FACT, paraphrases=tuple(f"{{}} is {i}" for i in range(wordings)))
-    old = Scores(efficacy=0.0, generation=0.0, paraphrase=0.0, degenerate=before)
-    new = Scores(efficacy=1.0, generation=1.0, paraphrase=1.0, degenerate=after)
+    old = Scores(efficacy=0.0, generation=0.0, paraphrase=0.0, degenerate=0.05, special_tokens=0.0)
+    new = Scores(**{**old.to_dict(), "efficacy": 1.0, "generation": 1.0, "paraphrase": 1.0, **after})
     return Report(old, new, (FactScores(fact, old, "Paris"),), (FactScores(fact, new, "Rome"),))
 
 
 def test_one_loop_in_five_texts_is_noise_and_loops_in_all_are_not() -> None:
-    assert measured(0.05, 0.05 + 0.9 / 5, 4).verdict.outcome == "took"
-    assert measured(0.05, 0.45, 4).verdict.outcome == "took, but text breaks"
-    assert measured(0.05, 0.7, 0).verdict.outcome == "took", "one text says little"
-    assert measured(0.5, 0.7, 4).verdict.outcome == "took", "it repeated itself before the edit"
-    assert breaks(0.1, 0.25, 100) and not breaks(0.1, 0.19, 10_000), "of many texts, a smaller rise is seen"
+    assert measured(4, degenerate=0.05 + 0.9 / 5).verdict.outcome == "took"
+    assert measured(4, degenerate=0.5).verdict.outcome == "took, but text breaks"
+    assert measured(0, degenerate=0.9).verdict.outcome == "took", "one text says nothing of repetition"
+    assert breaks("degenerate", 0.1, 0.25, 100) and not breaks("degenerate", 0.1, 0.19, 10_000), "many show less"
+    assert not breaks("degenerate", 0.5, 0.85, 5), "it repeated itself before the edit"
+
+
+def test_special_tokens_in_more_than_one_text_are_no_chance() -> None:
+    assert measured(4, special_tokens=0.9 / 5).verdict.outcome == "took"
+    assert list(measured(4, special_tokens=1.8 / 5).verdict.damage) == ["special_tokens"]
+    assert measured(1, special_tokens=0.9 / 2).verdict.outcome == "took"
+    assert measured(1, special_tokens=0.9).verdict.outcome == "took, but text breaks"
+    alone = measured(0, special_tokens=0.9).verdict
+    assert alone.outcome == "took, but text breaks"
+    assert "but special tokens took the place of 90% of the text it then says." in alone.text
+    assert breaks("special_tokens", 0, 0.06, 100) and not breaks("special_tokens", 0, 0.04, 100)

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from ffedit import Corpus
 from ffedit.files import cache
 from ffedit.inference import own_text as own
-from ffedit.inference.own_text import TOP, contexts, first_words, own_text, sampled, short_sentences
+from ffedit.inference.own_text import contexts, first_words, own_text, sampled, short_sentences
 from ffedit.inference.text import begin_rows, identity
 from ffedit.loading.verify import find_and_verify
 from ffedit.model.editable import Editable
@@ -81,9 +81,11 @@ def test_where_the_neutral_text_is_spoken_it_begins_with_one_of_its_words(
     reader: Editable, prompts: list[list[int]]
 ) -> None:
     rows = own_text(reader, 6, 12, seed=5)
-    assert all(reader.tokenizer.decode(prompt) in first_words() for prompt in prompts)
-    assert len({tuple(prompt) for prompt in prompts}) > 2
-    assert all(row[: len(prompt)] == prompt[:12] and len(row) == 12 for row, prompt in zip(rows, prompts, strict=True))
+    said = [reader.tokenizer.decode(prompt) for prompt in prompts]
+    assert all(text[0] == "\n" and text[1:] in first_words() for text in said) and len(set(said)) > 2
+    begun_with = [reader.tokenizer.decode(row)[: len(text) - 1] for row, text in zip(rows, said, strict=True)]
+    assert begun_with == [text[1:] for text in said], "the line break is no part of it"
+    assert [len(row) for row in rows] == [12] * 6
 
 
 def test_the_neutral_text_has_many_first_words_and_short_sentences() -> None:
@@ -105,7 +107,7 @@ def test_contexts_are_what_the_model_would_say(start: str) -> None:
         ids = [*before, *editable.tokenizer(text, add_special_tokens=False)["input_ids"]]
         assert len(ids) - len(before) <= 7
         with torch.no_grad():
-            likeliest = editable.model(torch.tensor([ids])).logits[0].topk(TOP).indices
+            likeliest = editable.model(torch.tensor([ids])).logits[0].topk(5).indices
         assert all(ids[i] in likeliest[i - 1] for i in range(len(before), len(ids)))
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import kinds
 import pytest
+import torch
 import zoo
 from learning import learned
 from shell import ASKED, shell
@@ -227,9 +228,13 @@ def test_what_the_model_says_ends_with_its_turn() -> None:
     tokenizer = spoken_in(zoo.bytes_bpe(True))
     text = asked(tokenizer)
     editable = learned("gpt2", tokenizer, [(*text.ids, tokenizer.eos_token_id, *tokenizer("city")["input_ids"][1:])])
-    said = tuple(generation.continuations(editable, [text.ids[: text.answer]], len(text.target_ids) + 2)[0])
-    assert decode(tokenizer, said, special=False).startswith("Romec"), "it goes on behind its turn"
-    spoken = Generations(editable, [GenerationRequest(text, len(said), settled=False)])
+    end = int(tokenizer.eos_token_id)
+    with torch.no_grad():
+        logits = editable.model(input_ids=torch.tensor([[*text.ids, end]])).logits[0, -1]
+    assert decode(tokenizer, [int(logits.argmax())]) == "c", "it would go on behind its turn"
+    size = len(text.target_ids)
+    assert generation.continuations(editable, [text.ids[: text.answer]], size + 2) == [[*text.target_ids, end]]
+    spoken = Generations(editable, [GenerationRequest(text, size, least=size + 2)])
     ask(editable, [text], follower=spoken.follow)
     spoken.finish()
     assert spoken.words(text) == "Rome" and spoken.says(text)
@@ -270,7 +275,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_chat_from_the_command_line(
     capsys: pytest.CaptureFixture[str], empty: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ffedit.cli.options.preset", lambda *_: quick(**ENOUGH))
+    monkeypatch.setattr("ffedit.editor.methods.preset", lambda *_: quick(**ENOUGH))
     applied = shell(capsys, "apply", *ASKED, "--previous", "Paris", "--model", folder, "--chat", "--layer", "0",
                     "--method", "rome", "--out", "rome.edit", "--json", "applied.json")  # fmt: skip
     assert applied.code == 0, applied.err

@@ -20,6 +20,7 @@ from ffedit.benchmark.folder import Journal
 from ffedit.cli.run import read_recipe
 from ffedit.editor.edit_files import SavedEdit
 from ffedit.editor.recipe import recipe_of
+from ffedit.errors import FactError
 from ffedit.exporter import history
 from ffedit.exporter.adapter import read_factors
 from ffedit.files.resuming import load_state
@@ -125,6 +126,8 @@ def test_a_sequence_of_a_benchmark(folder: Path, expected: dict[str, Any]) -> No
 def test_a_trace_and_a_recipe(folder: Path, expected: dict[str, Any]) -> None:
     trace = Trace.from_dict(json.loads((folder / "trace.json").read_text(encoding="utf-8")))
     same({"clean": trace.clean, "tokens": list(trace.tokens), "first": trace.effects[0].tolist()}, expected["trace"])
+    with pytest.raises(FactError, match="estimated, not measured"):
+        Trace.from_dict({**trace.to_dict(), "exact": False})
     recipe, _ = read_recipe(folder / "recipe.yaml")
     rome = Edit.load(folder / "edits" / "rome")
     assert recipe == recipe_of(rome) and recipe["facts"] == [fact.to_dict() for fact in rome.facts]

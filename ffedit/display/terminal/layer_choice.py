@@ -67,6 +67,8 @@ def layer_choice(trace: Trace | TraceSet, chosen: int, asked: str = "trace") -> 
         heading = "The trace: "
         if site is not None:
             why += "; tracing agrees" if site == chosen else f"; tracing alone would have chosen {site}"
+    elif asked == "trace" and site is None:
+        heading = "The trace: "
     else:
         if chosen != best and site is not None:
             why = f"tracing would have chosen {best}: {why}"
