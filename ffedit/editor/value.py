@@ -340,14 +340,14 @@ class Objective:
         """
         answers, kept = self._answers.to(delta), penalty * self._kept.to(delta)
         loss, gradient = delta.new_zeros(self.n), torch.zeros_like(delta)
-        answered = torch.zeros(len(self._texts))
+        answered = torch.zeros(len(self._texts), dtype=delta.dtype)
         for rows in self._batches(going[self._owner]):
             leaf = delta.detach().clone().requires_grad_()
             said, moved = self._run(rows, leaf)
             terms = kept[rows] * moved - answers[rows] * said
             gradient += torch.autograd.grad(terms.sum(), leaf)[0]
             loss.index_add_(0, self._owner[rows].to(delta.device), terms.detach())
-            answered[rows] = said.detach().float().cpu()
+            answered[rows] = said.detach().to(answered)
         by_fact: list[list[list[float]]] = [[[] for _ in range(count)] for count in self._facts]
         for owner, fact, row in self._prompts:
             by_fact[owner][fact].append(float(answered[row]))

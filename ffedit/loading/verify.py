@@ -160,7 +160,7 @@ def _verify(editable: Editable) -> None:
         raise ModelError(f"{name}: the model's numbers are not finite; {where}; a sound checkpoint was expected")
     shorter = editable.run(input_ids=ids[:, :-1], use_cache=False).logits
     scale = float(logits.abs().max())
-    near = (1e-4 if logits.dtype == torch.float32 else 5e-2) * scale
+    near = (1e-4 if logits.dtype.itemsize >= 4 else 5e-2) * scale
     if float((logits[:, :-1] - shorter).abs().max()) > near:  # small, in an encoder that was hardly trained
         raise ModelError(f"{name}: {type(model).__name__} looks ahead (an encoder?); a causal decoder is needed")
     editable.layer_outputs = 2 if isinstance(returned[0], tuple) else 0
@@ -202,7 +202,7 @@ def _difference(expected: Tensor, output: Tensor, path: str, name: str, dtype: t
     gaps = (expected - observed).abs()
     error = float(gaps.max() / observed.abs().max().clamp(min=1e-12))
     # 16-bit sums may differ by a few units in the last place.
-    if not error <= (1e-3 if dtype == torch.float32 else 5e-2):
+    if not error <= (1e-3 if dtype.itemsize >= 4 else 5e-2):
         computed, gave = (float(side.flatten()[gaps.argmax()]) for side in (expected, observed))
         raise ModelError(
             f"{name}: W k + b is {computed:.4g} where {path} gives {gave:.4g} (off by {error:.1e} of its scale); the "

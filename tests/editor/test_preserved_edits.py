@@ -58,8 +58,9 @@ def test_what_is_written_already_is_not_written_again(name: str, method: str, re
     """End to end, with default settings."""
     editable, facts, layer = request.getfixturevalue(name)
     stats, at = collect(editable, [editable.memories[layer]], CORPUS), Address(layer)
+    assert ffedit.evaluate(editable, facts).before.generation == 0.0
     first = ffedit.edit(editable, facts, method, [layer], stats=stats)
-    assert first.norms()[at] > 0.5 and min(len(one["loss"]) for one in first.provenance["solved"]) > 1
+    assert min(len(one["loss"]) for one in first.provenance["solved"]) > 1
     with first.applied(editable):
         again = ffedit.edit(editable, facts, method, [layer], stats=stats)
         assert again.norms()[at] <= 0.1 * first.norms()[at]

@@ -64,7 +64,7 @@ def brute(model: nn.Module, module: nn.Module, W: Tensor, delta: Tensor) -> floa
         k = torch.stack(keys).mean(0)
         for text in ESSENCE:
             old, new = log_probs(text, 0 * delta)[-1], log_probs(text, delta)[-1]
-            loss += KL * float((old.exp() * (old - new)).sum())
+            loss += KL * float((old.exp() * (old - new)).sum()) / len(ESSENCE)
         return loss + DECAY * float(delta.norm() ** 2 / (W @ k).norm() ** 2)
 
 

@@ -164,8 +164,10 @@ def test_the_command_collects_writes_and_merges(run: Callable[..., Ran], model: 
     layers = json.loads(Path("one.json").read_text())["layers"]
     assert [row["address"] for row in layers] == ["0", "1"] and layers[0]["condition"] > 1
     assert layers[0]["count"] == 1500 and layers[0]["convergence"] > 0 and layers[0]["weighting"] == "tokens"
-    done = run("-m", model, "--tokens", "300", "--out", "two")
-    assert done.code == 0 and "Layer 0: the usual quarter of 3 layers" in done.out
+    done = run("-m", model, "--tokens", "40", "--out", "two")
+    assert done.code == 0 and "Layer 0: the usual quarter of 3 layers" in done.out and "–" in done.out, (
+        "one row has no halves to compare"
+    )
     assert sorted(path.name for path in Path("two").iterdir()) == ["layer-0.safetensors"]
     assert run("-m", model, "--layers", "0-2", "--tokens", "300", "--out", "three").code == 0
     done = run("--merge", "one", "three", "--out", "both")

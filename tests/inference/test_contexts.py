@@ -106,6 +106,11 @@ def test_a_window_is_measured_whatever_its_name(
     assert contexts.longest_packed(editable, 50) == 8
 
 
+def test_a_window_shorter_than_what_is_tried_at_first_is_seen_in_double_precision_too() -> None:
+    """Of a model in which it hardly shows: numbers of 64 bits are not compared as those of 16."""
+    assert zoo.trained("gpt_neo", True, torch.float64).packed == 0  # windows of 3, by column
+
+
 def test_a_part_of_the_positions_is_tried_only_when_contexts_are_as_long(monkeypatch: pytest.MonkeyPatch) -> None:
     editable = zoo.build("llama")
     tried, attends = list[int](), contexts.attends_to_all
