@@ -25,7 +25,7 @@ from ffedit.files.resuming import Journal
 # Shares per fact: by what greedy generation says, of which the harmonic mean is (of their means), and, as published, by
 # which of two objects is likelier.
 FOUR = ("generation", "paraphrase_generation", "neighbor_generation", "same_subject")
-RATES = (*FOUR, "efficacy", "paraphrase", "specificity", "portability")
+RATES = (*FOUR, "efficacy", "paraphrase", "specificity", "portability", "degenerate")
 SEED, DRAWS = 0, 2000
 Columns = Mapping[str, Sequence[Any]]
 

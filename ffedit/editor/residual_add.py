@@ -20,6 +20,7 @@ from ffedit.inference import replay
 from ffedit.model import hooks
 from ffedit.model.editable import Editable
 from ffedit.model.feed_forward import FeedForward
+from ffedit.model.storage import device_of
 from ffedit.model.tokenization import Encoded, pad
 
 # Largest relative deviation of the change in the residual stream from c (N(W k + δ) − N(W k)).
@@ -36,6 +37,7 @@ class ResidualAdd:
 
     layer: int
     norm: nn.Module | None  # N; None for the identity
+    device: torch.device  # where N computes
     bias: Tensor | None = None  # of the value matrix, [1, d_model], which a norm sees, too
     factor: float = 1.0  # c
     gap: float = 0.0  # relative deviation of what a probe changed in the stream from this description of it
@@ -59,9 +61,7 @@ class ResidualAdd:
 
     def _rows(self, outputs: Tensor) -> Tensor:
         """Return `outputs` as the norm receives them, [n, d_model], in float32."""
-        assert self.norm is not None
-        device = next((weight.device for weight in self.norm.parameters()), outputs.device)
-        rows = outputs.T.to(device, torch.float32)
+        rows = outputs.T.to(self.device, torch.float32)
         return rows if self.bias is None else rows + self.bias.to(rows)
 
     def units(self, outputs: Tensor, streams: Tensor) -> Tensor:
@@ -149,7 +149,7 @@ def find_residual_add(editable: Editable, ff: FeedForward, text: Encoded, output
 
     before, norms = stream(torch.zeros_like(output))
     bias = ff.bias()
-    way = ResidualAdd(ff.layer, norms[0] if norms else None, bias)
+    way = ResidualAdd(ff.layer, norms[0] if norms else None, device_of(ff.module), bias)
     # As large as the stream itself, so that the probe survives rounding in 16 bits.
     probe = (output * (before.norm().to(output.device) / output.norm())).to(before)
     if way.norm is not None:
