@@ -270,15 +270,15 @@ def test_consistency_does_not_depend_on_what_is_edited_together(editable: Editab
 
 def test_tables_show_what_was_measured_only(editable: Editable, tmp_path: Path) -> None:
     unusable = [{"record": 7, "reason": "no subject"}]
-    report = run(editable, tmp_path / "out", "single", facts(2), ["ft"], unusable=unusable)
+    report = run(editable, tmp_path / "out", "single", facts(3), ["ft"], unusable=unusable)
     text = markdown(report)
     told = (tmp_path / "out" / "report.md").read_text()
     assert told == f"{text}\n{machines_list(report.run['hardware'])}\n"
-    assert "| before | 2 | 0.000 [0.000, 0.658] |" in text and "- record 7: no subject" in text
+    assert "| before | 3 | 0.000 [0.000, 0.658] |" in text and "- record 7: no subject" in text
     assert "| entropy |" not in text and "portability" not in text  # nothing to measure them on
     assert report.comparisons == () and "Method against method" not in text
     assert (number(None), number(0.0), number(0.00012), number(0.5)) == ("-", "0.000", "1.2e-04", "0.500")
-    assert report.before.scores.drift is None and "| before | 2 | - |" in text
+    assert report.before.scores.drift is None and "| before | 3 | - |" in text
 
 
 def test_intervals_are_those_of_the_facts(editable: Editable, tmp_path: Path) -> None:

@@ -52,6 +52,7 @@ WRONG_TEXT = {
     "--plot": "picture.exe",
     "--previous": "London",
     "--prompt": "no subject",
+    "--preset": "no-such-preset",
     "--promote": "nothing",
     "--push-to-hub": "no name of a repository/",
     "--require": "no-such-metric>=2",

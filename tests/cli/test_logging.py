@@ -14,8 +14,9 @@ EDIT = [*ASKED, "--layer", "1", "--set", "value.steps=2", "--force", "--out", "e
 def test_a_log_says_what_was_done_and_how_it_ended(
     capsys: pytest.CaptureFixture[str], model: Path, empty: Path
 ) -> None:
-    plain = shell(capsys, "apply", "--model", model, *EDIT)
-    logged = shell(capsys, "apply", "--model", model, *EDIT, "--verbose", "--log", "log.txt")
+    words = ["apply", "--model", model, *EDIT, "--corpus", model.parent / "corpus.txt"]
+    plain = shell(capsys, *words)
+    logged = shell(capsys, *words, "--verbose", "--log", "log.txt")
     assert logged.out == plain.out and not plain.err
     text = Path("log.txt").read_text(encoding="utf-8")
     assert text == logged.err[: len(text)]

@@ -114,7 +114,8 @@ class Case:
         editable: the model, as it was.
         edit: the fact, written by ROME.
         missed: how much of what ROME asked for is missed in a real forward pass with the edit applied.
-        took: how many times as likely as before the new object is, after an edit with the default numbers of a value.
+        took: how many times as likely as before the new object is in a model that knows the fact, trained a little,
+            after ROME with the default numbers of a value.
         undone: the edit changed its matrices and nothing else, and undone it left the weights bit for bit.
         logits: of the edited model.
         checkpoint: the exported folder.
@@ -159,7 +160,7 @@ def case(family: str) -> Case:
         with torch.no_grad():
             logits = editable.model(input_ids=IDS).logits.double()
         edit.undo_(editable)
-        took = _took(editable, corpus)
+        took = _took(family, corpus)
         parts = [editable.memories[at] for at in edit.updates]
         asked = sum(
             edit.values[memory.address] - memory.value.double() @ edit.keys[memory.address] for memory in parts
@@ -175,15 +176,16 @@ def case(family: str) -> Case:
     return Case(editable, edit, missed, took, undone, logits, checkpoint, adapter, spread)
 
 
-def _took(editable: Editable, corpus: Corpus) -> float:
-    """P(new object) after ROME with the default numbers of a value, over P before; the model is left as it was."""
+def _took(family: str, corpus: Corpus) -> float:
+    """P(new object) after ROME with the default numbers of a value over P before, in a model that knows the fact."""
+    editable = zoo.trained(family)
     text = editable.encode(FACT.text, FACT.new_object, FACT.span)
 
     def log_probability() -> float:
         return float(generation.answer_log_probs(editable, [text])[0].sum())
 
     config = EditConfig(prompts=PromptConfig(contexts=0))
-    edit, before = write_facts(editable, [FACT], "rome", [LAYER], config, corpus), log_probability()
+    edit, before = write_facts(editable, [FACT], "rome", [0], config, corpus), log_probability()
     with edit.applied(editable):
         return math.exp(log_probability() - before)
 
@@ -223,11 +225,11 @@ recognised by its structure and verified by a forward pass, and one that is not 
   the module declares; nothing is read from a shape.
 - **gate**: whether the coefficients are multiplied by a second set; *fused*: both sets come from one matrix.
 - **works**: everything is tracing states, feed-forward and attention outputs; reruns from the token where something
-  changed, in each row of a batch its own; one fact by ROME, whose value the real forward pass gives, and which
-  makes its new object more than twice as likely; apply and undo,
-  bit for bit; a checkpoint that a fresh process opens with equal logits; a LoRA adapter with which PEFT gives them;
-  and several layers that share one value (MEMIT, AlphaEdit, EMMET). Where reruns cannot begin at a token, whole rows
-  run: slower, the same numbers.
+  changed, in each row of a batch its own; one fact by ROME, whose value the real forward pass gives, and which in a
+  model that was trained to know the old object makes the new one more than twice as likely, by the default numbers;
+  apply and undo, bit for bit; a checkpoint that a fresh process opens with equal logits; a LoRA adapter with which PEFT
+  gives them; and several layers that share one value (MEMIT, AlphaEdit, EMMET). Where reruns cannot begin at a token,
+  whole rows run: slower, the same numbers.
 
 """
 

@@ -60,7 +60,7 @@ def test_several_layers_share_a_value(family: str) -> None:
 
 @every_family
 def test_an_edit_takes(family: str) -> None:
-    """By the default numbers of a value, of a fact that a tiny random model has never read."""
+    """By the default numbers of a value, in a model that was trained to know the fact."""
     assert families.case(family).took > families.TWICE
 
 
