@@ -97,6 +97,11 @@ ROWS = (
         "python evaluations/scripts/atlas_trace.py",
     ),
     (
+        "reports/eiffel-tower-*.png",
+        "exact traces of the Eiffel Tower on SmolLM2, Gemma 3 270M and Qwen2.5-Coder 1.5B",
+        "ffedit locate edits/eiffel-tower.json --model FILE.gguf --kind all --plot FILE.png",
+    ),
+    (
         "reports/atlas-inspect.*",
         "what Atlas's memories hold, beside the published numbers of Geva et al. 2021",
         "python evaluations/scripts/atlas_inspect.py",
