@@ -7,6 +7,7 @@ that is not tested. Nothing here is asked of a model's type: blocks are told by 
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -28,17 +29,19 @@ from torch import Tensor
 from writing import FACT, quick
 
 import ffedit
-from ffedit import Edit, FFEditError
+from ffedit import Edit, EditConfig, FFEditError, PromptConfig
+from ffedit.editor.residual_add import ResidualAdd, find_residual_add
 from ffedit.editor.write import write as write_facts
+from ffedit.inference import generation
 from ffedit.inference.corpus import Corpus
 from ffedit.model.editable import Editable
-from ffedit.model.hooks import capture, replace_input, replace_output
+from ffedit.model.hooks import capture, replace_input
 from ffedit.model.tokenization import encode
 
 # A square matrix is another shape of a family that is there.
 FAMILIES = [name for name in (*zoo.FAMILIES, *zoo.MIXTURES, *zoo.HYBRIDS) if not name.endswith("_square")]
 LAYER = 1
-NEAR = 1e-4
+NEAR, TWICE = 1e-4, 2.0
 DOCUMENT = Path(__file__).parents[2] / "docs" / "families.md"
 _PLACE = TemporaryDirectory(prefix="ffedit-families-")
 # One process for all checkpoints: from_pretrained as anybody would call it, no ffedit.
@@ -90,23 +93,14 @@ def parallel(editable: Editable) -> bool:
         return torch.equal(before, _key(editable, LAYER))
 
 
-def added(editable: Editable) -> float | None:
-    """What the feed-forward output is multiplied by when it is added to the residual stream; None: it is normalised."""
-    place, block = editable.feed_forward[LAYER], {0: editable.layers[LAYER]}
-    probe = torch.randn(editable.d_model, generator=torch.Generator().manual_seed(0))
-
-    def stream(size: float) -> Tensor:
-        with (
-            replace_output(place.module, lambda output: output + size * probe),
-            capture(block) as leaving,
-            torch.no_grad(),
-        ):
-            editable.model(input_ids=editable.probe_ids(), use_cache=False)
-        return leaving[0][0, -1]
-
-    moved = stream(1) - stream(0)
-    factor = float(moved @ probe / (probe @ probe))
-    return round(factor, 4) if float((moved - factor * probe).norm() / moved.norm()) < NEAR else None
+def way_to_stream(family: str) -> ResidualAdd:
+    """How the feed-forward output reaches the residual stream."""
+    found = case(family)
+    editable, ff = found.editable, found.editable.feed_forward[LAYER]
+    text = encode(editable.tokenizer, FACT.text, span=FACT.span)
+    with ff.keys() as keys, torch.no_grad():
+        editable.model(input_ids=torch.tensor([text.ids]), use_cache=False)
+    return find_residual_add(editable, ff, text, ff.matrix @ keys()[text.site].double())
 
 
 # What works ---------------------------------------------------------------------------------------
@@ -120,6 +114,7 @@ class Case:
         editable: the model, as it was.
         edit: the fact, written by ROME.
         missed: how much of what ROME asked for is missed in a real forward pass with the edit applied.
+        took: how many times as likely as before the new object is, after an edit with the default numbers of a value.
         undone: the edit changed its matrices and nothing else, and undone it left the weights bit for bit.
         logits: of the edited model.
         checkpoint: the exported folder.
@@ -130,6 +125,7 @@ class Case:
     editable: Editable
     edit: Edit
     missed: float
+    took: float
     undone: bool
     logits: Tensor
     checkpoint: Path
@@ -163,6 +159,7 @@ def case(family: str) -> Case:
         with torch.no_grad():
             logits = editable.model(input_ids=IDS).logits.double()
         edit.undo_(editable)
+        took = _took(editable, corpus)
         parts = [editable.memories[at] for at in edit.updates]
         asked = sum(
             edit.values[memory.address] - memory.value.double() @ edit.keys[memory.address] for memory in parts
@@ -175,7 +172,20 @@ def case(family: str) -> Case:
             lambda: write_facts(editable, [FACT], "memit", [LAYER - 1, LAYER], quick(**BARE, steps=1), corpus)
         )
     missed = float((edited - unedited - asked).norm() / asked.norm())
-    return Case(editable, edit, missed, undone, logits, checkpoint, adapter, spread)
+    return Case(editable, edit, missed, took, undone, logits, checkpoint, adapter, spread)
+
+
+def _took(editable: Editable, corpus: Corpus) -> float:
+    """P(new object) after ROME with the default numbers of a value, over P before; the model is left as it was."""
+    text = editable.encode(FACT.text, FACT.new_object, FACT.span)
+
+    def log_probability() -> float:
+        return float(generation.answer_log_probs(editable, [text])[0].sum())
+
+    config = EditConfig(prompts=PromptConfig(contexts=0))
+    edit, before = write_facts(editable, [FACT], "rome", [LAYER], config, corpus), log_probability()
+    with edit.applied(editable):
+        return math.exp(log_probability() - before)
 
 
 def _given(editable: Editable) -> Tensor:
@@ -213,7 +223,8 @@ recognised by its structure and verified by a forward pass, and one that is not 
   the module declares; nothing is read from a shape.
 - **gate**: whether the coefficients are multiplied by a second set; *fused*: both sets come from one matrix.
 - **works**: everything is tracing states, feed-forward and attention outputs; reruns from the token where something
-  changed, in each row of a batch its own; one fact by ROME, whose value the real forward pass gives; apply and undo,
+  changed, in each row of a batch its own; one fact by ROME, whose value the real forward pass gives, and which
+  makes its new object more than twice as likely; apply and undo,
   bit for bit; a checkpoint that a fresh process opens with equal logits; a LoRA adapter with which PEFT gives them;
   and several layers that share one value (MEMIT, AlphaEdit, EMMET). Where reruns cannot begin at a token, whole rows
   run: slower, the same numbers.
@@ -228,7 +239,7 @@ def works(family: str) -> str:
         "tracing attention": bool(editable.attention),
         "reruns from a token": editable.resumable,
         "from each row's own": editable.ragged,
-        "ROME": found.missed < NEAR,
+        "ROME": found.missed < NEAR and found.took > TWICE,
         "undo": found.undone,
         "a checkpoint": torch.equal(found.logits, reopened()[family]),
         "an adapter": not found.adapter,
@@ -242,8 +253,8 @@ def row(family: str) -> tuple[str, ...]:
     """One line of the table."""
     editable = case(family).editable
     place = editable.feed_forward[LAYER]
-    memory, factor = place.memories[0], added(editable)
-    join = "" if factor == 1 else ", normed" if factor is None else f", × {factor:g}"
+    memory, way = place.memories[0], way_to_stream(family)
+    join = ", normed" if way.norm is not None else "" if way.factor == 1 else f", × {way.factor:.3g}"
     path = f"{memory.name}.{memory.own}".split(f".{LAYER}.", 1)[1].removesuffix(".weight")
     experts, gate = "", "no"
     if place.mixture is not None:

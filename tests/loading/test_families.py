@@ -6,8 +6,9 @@
     FF = Σ m_i v_i                      test_key_rows, test_inspect_prompt
     before, added, after                test_stacks
 
-Here: what ROME asked for is there in the real forward pass, undo is exact, checkpoints open in a fresh process with
-equal logits, adapters do what PEFT lets them, and docs/families.md says what was measured.
+Here: what ROME asked for is there in the real forward pass, and makes the new object likelier, undo is exact,
+checkpoints open in a fresh process with equal logits, adapters do what PEFT lets them, several layers share a value,
+and docs/families.md says what was measured.
 """
 
 from __future__ import annotations
@@ -53,10 +54,21 @@ def test_an_adapter_gives_the_same_logits_or_says_why_it_cannot(family: str) -> 
 
 
 @every_family
-def test_several_layers_share_a_value_unless_their_output_is_normalised(family: str) -> None:
-    told = families.case(family).spread
-    assert bool(told) == (families.added(families.case(family).editable) is None) == (family in NORMED)
-    assert "cannot share a value; name one layer" in told or not told
+def test_several_layers_share_a_value(family: str) -> None:
+    assert families.case(family).spread == ""
+
+
+@every_family
+def test_an_edit_takes(family: str) -> None:
+    """By the default numbers of a value, of a fact that a tiny random model has never read."""
+    assert families.case(family).took > families.TWICE
+
+
+@every_family
+def test_what_reaches_the_residual_stream_is_normalised_or_scaled_as_the_model_says(family: str) -> None:
+    way = families.way_to_stream(family)
+    assert way.known and (way.norm is not None) == (family in NORMED)
+    assert way.factor == pytest.approx({"granite": 0.5}.get(family, 1.0), rel=1e-3)
 
 
 def test_the_document_says_what_was_measured() -> None:
