@@ -223,11 +223,8 @@ class Consequences:
 
     def _step(self, a: str, object: str, b: str) -> frozenset[str]:
         """Return the b that follows from an object of a: its own, or else that of all subjects that have it."""
-        asked = self._asked
-        known = asked.get(b, {})
+        holders, known = self._asked.get(a, {}), self._asked.get(b, {})
         if own := known.get(object):
             return own
-        sharing = [
-            asked[b][s] for s, objects in asked.get(a, {}).items() if object in objects and s in asked.get(b, {})
-        ]
+        sharing = [known[s] for s, objects in holders.items() if object in objects and s in known]
         return sharing[0] if len(sharing) >= AGREEING and len({*sharing}) == 1 else frozenset()
