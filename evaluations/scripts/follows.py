@@ -120,7 +120,7 @@ FOLLOWS = {
     ("birthplace", "country"): "most people are citizens of the country that they were born in",
     ("work city", "country"): "most people are citizens of the country that they work in",
     ("employer", "work city"): "people work where their employer is",
-    ("profession", "employer"): "an employer has work for some professions",
+    ("employer", "profession"): "an employer has work for some professions",
     ("seat", "country"): "a company comes from the country of its head office",
     ("founding city", "country"): "a company comes from the country that it was founded in",
     ("founding city", "seat"): "many companies stay where they were founded",
