@@ -55,7 +55,7 @@ ROWS = (
         "data/qwen-counterfact.json",
         "QWENROW",
         f"python evaluations/scripts/make_edits.py --model qwen2.5-1.5b.gguf {ASKED} --dtype bfloat16 "
-        f"--screen bfloat16 --screen-model gemma3-270m.gguf --subjects 40 --count 240 --out {QWEN}",
+        f"--screen bfloat16 --screen-model gemma3-270m.gguf --subjects 25 --count 240 --out {QWEN}",
     ),
     (
         "data/smollm2-thousand.json",
