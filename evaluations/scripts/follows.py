@@ -120,7 +120,7 @@ FOLLOWS = {
     ("birthplace", "country"): "most people are citizens of the country that they were born in",
     ("work city", "country"): "most people are citizens of the country that they work in",
     ("employer", "work city"): "people work where their employer is",
-    ("profession", "employer"): "an employer has work for some professions",
+    ("employer", "profession"): "an employer has work for some professions",
     ("seat", "country"): "a company comes from the country of its head office",
     ("founding city", "country"): "a company comes from the country that it was founded in",
     ("founding city", "seat"): "many companies stay where they were founded",
@@ -223,11 +223,8 @@ class Consequences:
 
     def _step(self, a: str, object: str, b: str) -> frozenset[str]:
         """Return the b that follows from an object of a: its own, or else that of all subjects that have it."""
-        asked = self._asked
-        known = asked.get(b, {})
+        holders, known = self._asked.get(a, {}), self._asked.get(b, {})
         if own := known.get(object):
             return own
-        sharing = [
-            asked[b][s] for s, objects in asked.get(a, {}).items() if object in objects and s in asked.get(b, {})
-        ]
+        sharing = [known[s] for s, objects in holders.items() if object in objects and s in known]
         return sharing[0] if len(sharing) >= AGREEING and len({*sharing}) == 1 else frozenset()

@@ -55,7 +55,7 @@ ROWS = (
         "data/qwen-counterfact.json",
         "QWENROW",
         f"python evaluations/scripts/make_edits.py --model qwen2.5-1.5b.gguf {ASKED} --dtype bfloat16 "
-        f"--screen bfloat16 --screen-model gemma3-270m.gguf --subjects 40 --count 240 --out {QWEN}",
+        f"--screen bfloat16 --screen-model gemma3-270m.gguf --subjects 25 --count 240 --out {QWEN}",
     ),
     (
         "data/smollm2-thousand.json",
@@ -95,6 +95,11 @@ ROWS = (
         "reports/atlas-trace.*",
         "average indirect effects on 300 facts, three kinds and severed",
         "python evaluations/scripts/atlas_trace.py",
+    ),
+    (
+        "reports/eiffel-tower-*.png",
+        "exact traces of the Eiffel Tower on SmolLM2 and Gemma 3 270M",
+        "ffedit locate edits/eiffel-tower.json --model FILE.gguf --kind all --plot FILE.png",
     ),
     (
         "reports/atlas-inspect.*",

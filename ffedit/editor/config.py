@@ -94,7 +94,6 @@ class ValueConfig:
         max_delta_norm: largest ‖δ‖ relative to the residual stream's norm.
         weight_decay: price of ‖δ‖², relative to the residual stream's squared norm, nats.
         kl_weight: weight of the mean KL divergence at the essence prompts.
-        kl_floor: factor on it below which it does not decay.
         penalty_decay: factor on both penalties from step to step: easy facts end while a change is dear and stay
             small, hard ones are reached once it is cheap.
     """
@@ -107,12 +106,11 @@ class ValueConfig:
     max_delta_norm: float = 4.0
     weight_decay: float = 8.0
     kl_weight: float = 1.0
-    kl_floor: float = 0.0
     penalty_decay: float = 0.9
 
     def __post_init__(self) -> None:
         positive = ("step_size", "max_delta_norm", "target_probability", "penalty_decay")
-        check_numbers("value", self, ("steps",), positive, ("kl_weight", "kl_floor", "weight_decay"))
+        check_numbers("value", self, ("steps",), positive, ("kl_weight", "weight_decay"))
         if self.optimizer not in ("gradient", "adam"):
             raise EditError(f"value.optimizer is {self.optimizer!r}; gradient or adam was expected")
 

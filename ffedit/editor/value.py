@@ -186,7 +186,7 @@ def _optimise(
     aim, missing = log(AIM * min(config.target_probability, 1.0)), torch.zeros(n, dtype=dtype, device=device)
     for step in range(config.steps + 1):
         penalty = config.penalty_decay**step
-        loss, gradient, answered = objective.loss_and_gradient(z * unit, going, max(penalty, config.kl_floor))
+        loss, gradient, answered = objective.loss_and_gradient(z * unit, going, penalty)
         loss += penalty * config.weight_decay * z.square().sum(1)
         gradient = unit * gradient + 2 * penalty * config.weight_decay * z
         for i in going.nonzero()[:, 0].tolist():

@@ -169,11 +169,14 @@ def encode(
 
 
 def special_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
-    """Return the ids that the tokenizer puts in front of a text, and those that it puts behind it; [] for none."""
+    """Return the ids that the tokenizer puts in front of a text, and those that it puts behind it.
+
+    None, where it cuts the text otherwise between them, so that they cannot be told from it.
+    """
     plain, whole = plain_ids(tokenizer, LETTER), list(tokenizer(LETTER, verbose=False)["input_ids"])
     starts = range(len(whole) - len(plain) + 1)
-    at = next(i for i in starts if whole[i : i + len(plain)] == plain)
-    return whole[:at], whole[at + len(plain) :]
+    at = next((i for i in starts if whole[i : i + len(plain)] == plain), None)
+    return ([], []) if at is None else (whole[:at], whole[at + len(plain) :])
 
 
 def plain_ids(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:

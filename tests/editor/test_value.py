@@ -16,6 +16,7 @@ from writing import FACT, SECOND, quick, with_numbers
 from ffedit import EditConfig, Fact
 from ffedit.editor.key import build_prompts, read_keys
 from ffedit.editor.value import Objective, Value
+from ffedit.inference import own_text
 from ffedit.model.editable import Editable
 from ffedit.model.tokenization import Encoded
 
@@ -50,6 +51,18 @@ AS_PUBLISHED = with_numbers(
     target_probability=2.0,
     max_delta_norm=8.0,
 )
+# Texts before the prompts, whatever way contexts are drawn in: these tests are of the value.
+LEADS = {
+    2: ("the city of red river", "the city of Mount Everest is Italy . Rome"),
+    3: ("the city of Anna Karenina", "the Eiffel tower is located in Rome . Madrid .", "the city of Mount Everest"),
+}
+
+
+@pytest.fixture(autouse=True)
+def leads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(own_text, "contexts", lambda editable, count, lengths, seed: LEADS[count])
+
+
 WAYS = {"default": PLAIN, "as published": AS_PUBLISHED}
 ways = pytest.mark.parametrize("way", list(WAYS))
 

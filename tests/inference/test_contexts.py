@@ -131,7 +131,7 @@ def test_rows_do_not_depend_on_what_was_tried_before() -> None:
 
 @pytest.mark.parametrize(("family", "size"), [("gpt_neo", 3), ("gemma2", 4), ("gemma3", 4)])
 def test_a_window_whose_loss_is_within_what_loading_allows_is_found(family: str, size: int) -> None:
-    """In float64, as in 16 bits, loading compares logits to a few hundredths only: a window may change them less."""
+    """In float64, as in 16 bits, loading compares logits to a few hundredths: a window may change them less."""
     editable = zoo.trained(family, True, torch.float64)
     assert contexts.longest_packed(editable, 50) <= size
     assert contexts.attends_to_all(editable, size) and not contexts.attends_to_all(editable, size + 1)

@@ -277,6 +277,13 @@ def test_a_tokenizer_says_how_its_texts_begin_and_end(
     assert plain_ids(tokenizer, "the city") == tokenizer("the city")["input_ids"][len(before) :][:2]
 
 
+def test_special_tokens_that_cannot_be_told_from_the_text_are_none() -> None:
+    def cut(text: str, add_special_tokens: bool = True, verbose: bool = True) -> dict[str, list[int]]:
+        return {"input_ids": [0, 7, 8] if add_special_tokens else [9]}
+
+    assert special_tokens(cut) == ([], [])  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("family", ["gpt2", "llama"])
 def test_a_prompt_that_fills_the_context_can_still_be_continued(family: str) -> None:
     editable = zoo.shared(family)
