@@ -56,7 +56,7 @@ class ResidualAdd:
         if self.norm is None:
             return self.factor * outputs
         with torch.no_grad():
-            added: Tensor = self.factor * self.norm(self._rows(outputs)).T.to(outputs)
+            added: Tensor = double(self.factor * self.norm(self._rows(outputs)).T).to(outputs)
         return added
 
     def _rows(self, outputs: Tensor) -> Tensor:
@@ -95,7 +95,7 @@ class ResidualAdd:
                 step = step * (base.norm(dim=1, keepdim=True) / step.norm(dim=1, keepdim=True))
                 missed, before = ((goal - added(rows)).norm(dim=1, keepdim=True) for rows in (step, now))
                 now = torch.where(missed < before, step, now)
-        return (now - base).detach().T.to(outputs)
+        return double((now - base).detach().T).to(outputs)
 
 
 def _step(added: Callable[[Tensor], Tensor], rows: Tensor, goal: Tensor) -> Tensor:

@@ -77,15 +77,15 @@ def calls(modules: Iterable[nn.Module]) -> Iterator[list[tuple[nn.Module, Tensor
 def changed_by(module: nn.Module, block: nn.Module) -> Iterator[list[nn.Module]]:
     """Collect the modules of `block` that receive the output of `module` as it is and change it: a norm behind it."""
     seen: list[nn.Module] = []
-    returned: list[Tensor] = []  # held, so that no other tensor takes its memory
+    returned: list[Tensor] = []
 
     def receive(inner: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         tensor = output[0] if isinstance(output, tuple) else output
         if not (returned and args and isinstance(args[0], Tensor) and isinstance(tensor, Tensor)):
             return
-        (own,), given = returned[-1:], args[0]
-        same = given.data_ptr() == own.data_ptr() and given.numel() == own.numel() == tensor.numel()
-        if same and not torch.equal(tensor.reshape(-1), given.reshape(-1)):  # dropout changes nothing in evaluation
+        own, given, made = (side.reshape(-1).to(tensor.device) for side in (returned[-1], args[0], tensor))
+        # Compared by numbers: a view, or dropout, which changes nothing in evaluation, hands on the same ones.
+        if len(made) == len(given) and torch.equal(own, given) and not torch.equal(given, made):
             seen.append(inner)
 
     with ExitStack() as stack:

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from ffedit import editor
 from ffedit.algebra import linalg, updates
 from ffedit.algebra.key_moments import KeyMoments
 from ffedit.algebra.low_rank import LowRank
 from ffedit.algebra.updates import equality, least_squares, null_space, projector, rank_one
+from ffedit.editor import job
 from ffedit.editor.config import EditConfig, KeyConfig
 from ffedit.editor.methods import memit
 from ffedit.editor.methods.memit import MemitConfig
@@ -331,7 +331,7 @@ def test_a_fact_gives_up_as_much_among_many_as_alone() -> None:
     for count in (1, 2, 4):
         K, V = p.K[:, :count], p.V[:, :count]
         delta = memit.solve(
-            editor.Problem(p.W, K, V, [moments], config.key.context_weight * count * C, p.kept, config)
+            job.Problem(p.W, K, V, [moments], config.key.context_weight * count * C, p.kept, config)
         ).dense
         # (V − (W + Δ) K) Kᵀ = λ Δ C', and C' is a multiple of C.
         left, right = (V - p.W @ K - delta @ K) @ K.T, delta @ C

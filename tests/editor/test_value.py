@@ -60,7 +60,7 @@ LEADS = {
 
 @pytest.fixture(autouse=True)
 def leads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(own_text, "contexts", lambda editable, count, lengths, seed: LEADS[count])
+    monkeypatch.setattr(own_text, "contexts", lambda editable, count, *_: LEADS[count])
 
 
 WAYS = {"default": PLAIN, "as published": AS_PUBLISHED}
@@ -124,7 +124,7 @@ def test_in_single_precision_the_loss_runs_along_the_same_curve(family: str, way
         {"step_size": 0.025},
         {"penalty_decay": 0.8},
         {"max_delta_norm": 0.05},
-        {"target_loss": 6.2},
+        {"target_loss": 5.0},
         {"target_probability": 0.03, "contexts": 0},
         {"kl_weight": 0.0, "weight_decay": 0.0},
         {"contexts": 0},
@@ -217,7 +217,7 @@ def test_what_is_kept_costs_nothing_while_nothing_has_moved() -> None:
 @pytest.mark.parametrize("family", ["gpt2", "opt", "gpt2_square"])
 def test_what_is_found_for_one_subject_does_not_depend_on_the_others(family: str, optimizer: str) -> None:
     editable = zoo.trained(family, True, torch.float64)
-    bounded = with_numbers(FULL, max_delta_norm=0.1, optimizer=optimizer)  # the bounds differ
+    bounded = with_numbers(FULL, max_delta_norm=0.3, optimizer=optimizer)  # the bounds differ
     free = with_numbers(bounded, max_delta_norm=100.0)
     alone, unbounded = ([choose(editable, [fact], config)[0] for fact in FOUR] for config in (bounded, free))
     gaps = [float((one.delta - other.delta).norm()) for one, other in zip(alone, unbounded, strict=True)]
@@ -249,14 +249,10 @@ def test_each_ends_at_its_own_loss(way: str) -> None:
         assert value.losses == pytest.approx(curve[: len(value.losses)], abs=1e-9)
 
 
-# Contexts that do not state FOUR's facts themselves: a model that copies from them would say no other object there.
-OTHERWISE = with_numbers(FULL, seed=2)
-
-
 def test_each_ends_once_all_of_its_contexts_say_the_new_object() -> None:
     """And not before: at the first δ with which plain passes give it the probability behind every prefix."""
     editable, two = zoo.trained("gemma", True, torch.float64), FOUR[:2]
-    config = with_numbers(OTHERWISE, steps=40, step_size=0.05, weight_decay=0.1, target_probability=0.6)
+    config = with_numbers(FULL, steps=40, step_size=0.05, weight_decay=0.1, target_probability=0.6)
     values = choose(editable, two, config)
     assert len({len(value.losses) for value in values}) > 1
     for fact, value, facts in zip(two, values, said(editable, two, config, values), strict=True):
@@ -269,7 +265,7 @@ def test_each_ends_once_all_of_its_contexts_say_the_new_object() -> None:
 
 def test_as_the_penalties_fall_what_a_steady_price_forbids_is_reached() -> None:
     editable, two = zoo.trained("gemma", True, torch.float64), FOUR[:2]
-    dear = with_numbers(OTHERWISE, steps=60, weight_decay=50.0, target_probability=0.5, penalty_decay=1.0)
+    dear = with_numbers(FULL, steps=60, weight_decay=50.0, target_probability=0.5, penalty_decay=1.0)
     falling = with_numbers(dear, penalty_decay=0.9)
     likely = [
         [min(facts[0]) for facts in said(editable, two, config, choose(editable, two, config))]
@@ -284,16 +280,15 @@ KNOWN = Fact("Eiffel tower", "the {} is located in", "Paris", "Rome")
 def test_what_every_context_says_already_is_left_alone() -> None:
     """At a probability below the one at which a value is done: an edit in the model reaches less than its value did."""
     editable = zoo.trained("gemma", True, torch.float64)
-    config = with_numbers(FULL, seed=1)  # in whose contexts the model says it
-    (prompt_set,) = build_prompts(editable, [[KNOWN]], config)
+    (prompt_set,) = build_prompts(editable, [[KNOWN]], FULL)
     plainly = [probability(editable, text, torch.zeros(zoo.WIDTH)) for text in prompt_set.prompts]
-    high = with_numbers(config, target_probability=0.95)
+    high = with_numbers(FULL, target_probability=0.95)
     assert len(plainly) == 3 and 0.5 < min(plainly) < high.value.target_probability
     left, written = choose(editable, [KNOWN, SECOND], high)
     assert len(left.losses) == 1 and not left.delta.any() and left.probabilities[0] > 0.5
     assert len(written.losses) > 1 and written.delta.any()
-    (asked,) = choose(editable, [KNOWN], with_numbers(config, target_probability=2.0))
-    assert len(asked.losses) == config.value.steps + 1 and asked.delta.any(), "more than 1 asks for all steps"
+    (asked,) = choose(editable, [KNOWN], with_numbers(FULL, target_probability=2.0))
+    assert len(asked.losses) == FULL.value.steps + 1 and asked.delta.any(), "more than 1 asks for all steps"
 
 
 def test_but_not_where_a_single_context_does_not_say_it_yet() -> None:
