@@ -34,7 +34,7 @@ COARSE = ("bloom", "gpt_neo", "gptj", "gemma2", "olmo2")
 # Four prompts and weights that are sums of powers of two: their means are exact in every precision.
 PLAIN = quick(
     contexts=3,
-    steps=18,
+    steps=20,
     step_size=0.125,
     kl_weight=0.25,
     essence_prompts=("{} is a", "the old {}"),
@@ -47,7 +47,7 @@ AS_PUBLISHED = with_numbers(
     optimizer="adam",
     step_size=0.05,
     penalty_decay=1.0,
-    weight_decay=0.125,
+    weight_decay=0.25,
     target_probability=2.0,
     max_delta_norm=8.0,
 )
@@ -125,7 +125,7 @@ def test_in_single_precision_the_loss_runs_along_the_same_curve(family: str, way
         {"penalty_decay": 0.8},
         {"max_delta_norm": 0.05},
         {"target_loss": 5.0},
-        {"target_probability": 0.03, "contexts": 0},
+        {"target_probability": 0.1, "contexts": 0},
         {"kl_weight": 0.0, "weight_decay": 0.0},
         {"contexts": 0},
     ],
