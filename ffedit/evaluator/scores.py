@@ -193,7 +193,7 @@ class Report(Displayed):
 
     @cached_property
     def intervals_before(self) -> dict[str, Interval]:
-        """By score, and by kind as in `kinds`, the 95 % interval of its mean over facts, of two subjects or more."""
+        """By score, and by kind as in `kinds`, the 95 % interval of its mean over facts, of two or more."""
         return intervals.intervals(columns(self.facts_before), subjects=subjects(self.facts_before))
 
     @cached_property
