@@ -274,7 +274,8 @@ def test_tables_show_what_was_measured_only(editable: Editable, tmp_path: Path) 
     text = markdown(report)
     told = (tmp_path / "out" / "report.md").read_text()
     assert told == f"{text}\n{machines_list(report.run['hardware'])}\n"
-    assert "| before | 2 | 0.000 [0.000, 0.793] |" in text and "- record 7: no subject" in text
+    assert "| before | 2 | 0.000 [0.000, 0.793] |" in text, "two facts, but one subject"
+    assert "- record 7: no subject" in text
     assert "entropy" not in text and "portability" not in text  # nothing to measure them on
     assert report.comparisons == () and "Method against method" not in text
     assert (number(None), number(0.0), number(0.00012), number(0.5)) == ("-", "0.000", "1.2e-04", "0.500")
