@@ -43,8 +43,8 @@ ROWS = (
     (
         "data/smollm2-counterfact.json",
         "SMOLLM2ROW",
-        f"python evaluations/scripts/make_edits.py --model smollm2 {ASKED} --screen bfloat16 "
-        f"--out {SMOLLM2}",
+        f"python evaluations/scripts/make_edits.py --model smollm2 {ASKED} --screen bfloat16 --subjects 120 "
+        f"--count 500 --out {SMOLLM2}",
     ),
     (
         "data/gemma-counterfact.json",
@@ -61,8 +61,8 @@ ROWS = (
     (
         "data/smollm2-thousand.json",
         "THOUSANDROW",
-        f"python evaluations/scripts/make_edits.py --model smollm2 {ASKED} --screen bfloat16 --fill 1000 "
-        "--out evaluations/data/smollm2-thousand.json",
+        f"python evaluations/scripts/make_edits.py --model smollm2 {ASKED} --screen bfloat16 --subjects 120 "
+        "--count 500 --fill 1000 --out evaluations/data/smollm2-thousand.json",
     ),
     (
         "data/development-subjects.json",
