@@ -42,29 +42,30 @@ ROWS = (
     ),
     (
         "data/smollm2-counterfact.json",
-        "500 edits of what SmolLM2-135M-Instruct knows (1,388 facts) in the same format, in 27 relations, at most 28 in "
-        "one: 211 for development (110 with other facts of the subject that should stay), 289 for reporting (142)",
+        "500 edits of what SmolLM2-135M-Instruct knows (1,378 facts) in the same format, in 27 relations, at "
+        "most 29 in one: 214 for development (114 with other facts of the subject that should stay), 286 for "
+        "reporting (143)",
         f"python evaluations/scripts/make_edits.py --model smollm2 {ASKED} --screen bfloat16 --subjects 120 "
         f"--count 500 --out {SMOLLM2}",
     ),
     (
         "data/gemma-counterfact.json",
-        "400 of what Gemma 3 270M knows (1,176 facts), in 38 relations, at most 19 in one: 163 for development (97), 237 "
-        "for reporting (122)",
+        "400 of what Gemma 3 270M knows (1,176 facts), in 38 relations, at most 19 in one: 166 for development "
+        "(99), 234 for reporting (120)",
         f"python evaluations/scripts/make_edits.py --model gemma3-270m.gguf {ASKED} --screen bfloat16 --subjects 40 "
         f"--count 400 --out {GEMMA}",
     ),
     (
         "data/qwen-counterfact.json",
-        "171 of what Qwen2.5-Coder-1.5B-Instruct and Gemma know (671 facts, asked in bfloat16), in 23 relations, at most "
-        "15 in one: 76 for development (44), 95 for reporting (46)",
+        "171 of what both Qwen2.5-Coder-1.5B-Instruct and Gemma know (671 facts), in 23 relations, at most 15 "
+        "in one: 76 for development (44), 95 for reporting (46); known in bfloat16",
         f"python evaluations/scripts/make_edits.py --model qwen2.5-1.5b.gguf {ASKED} --dtype bfloat16 "
         f"--screen bfloat16 --screen-model gemma3-270m.gguf --subjects 25 --count 240 --out {QWEN}",
     ),
     (
         "data/smollm2-thousand.json",
-        "SmolLM2's 500, and 500 facts that it does not know, of SUBJECTS subjects in all: for large batches and "
-        "long sequences",
+        "SmolLM2's 500, and 500 facts that it does not know, of 932 subjects in all: for large batches and long "
+        "sequences",
         f"python evaluations/scripts/make_edits.py --model smollm2 {ASKED} --screen bfloat16 --subjects 120 "
         "--count 500 --fill 1000 --out evaluations/data/smollm2-thousand.json",
     ),
@@ -87,7 +88,8 @@ ROWS = (
     ),
     (
         "data/zoo/*-edits.json",
-        "60 edits of each member of the zoo, 20 for development and 40 for reporting; the models are not kept",
+        "60 edits of each member of the zoo, 20 for development and 40 for reporting (split before names were); what "
+        "follows is told apart; the models are not kept",
         "python evaluations/scripts/train_zoo.py --out DIR`, then "
         "`python evaluations/scripts/make_edits.py --model DIR/NAME --count 60 --subjects 1000 "
         "--out evaluations/data/zoo/NAME-edits.json",
