@@ -88,7 +88,7 @@ ROWS = (
     ),
     (
         "data/zoo/*-edits.json",
-        "60 edits of each member of the zoo, 20 for development and 40 for reporting (split before names were); what "
+        "60 edits of each member of the zoo, 20 for development and 40 for reporting by another split; what "
         "follows is told apart; the models are not kept",
         "python evaluations/scripts/train_zoo.py --out DIR`, then "
         "`python evaluations/scripts/make_edits.py --model DIR/NAME --count 60 --subjects 1000 "

@@ -93,7 +93,7 @@ def test_frames_hold_the_numbers(results: dict[str, Any]) -> None:
     frame = report.to_frame()
     assert list(frame["side"]) == ["before", "after"] and frame["says"][0] == report.facts_before[0].says
     assert list(frame["efficacy"]) == [report.before.efficacy, report.after.efficacy]
-    assert "portability" not in frame  # which was not measured
+    assert "locality" not in frame  # which was not measured
     effects: Trace = trace.to_frame().pivot(index="layer", columns="position", values="effect")
     assert np.array_equal(np.asarray(effects), trace.effects)
 
