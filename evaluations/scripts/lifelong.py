@@ -27,7 +27,7 @@ from common import HERE, keep
 import ffedit
 from ffedit.algebra.linalg import double
 from ffedit.algebra.low_rank import Dense
-from ffedit.benchmark.folder import MANIFEST, UNEDITED, Journal
+from ffedit.benchmark.folder import MANIFEST, REPORT, UNEDITED, Journal
 from ffedit.benchmark.report import Results
 from ffedit.benchmark.tables import Table, number
 
@@ -37,7 +37,7 @@ from ffedit_lifelong.prune import ALPHA, restrained
 SHOWN = ("efficacy", "paraphrase", "specificity", "generation", "perplexity", "drift")
 # Of `bench`: method, facts edited so far, facts measured, means, and their intervals.
 StepRow = dict[str, Any]
-# Only scores are read, which do not depend on the words of the facts.
+# Only means of scores are read, which do not depend on the words of the facts.
 NAMELESS = ffedit.Fact("subject", "{}", target="object")
 
 
@@ -48,7 +48,11 @@ def about_run(path: Path) -> dict[str, Any]:
 
 
 def rows_of_run(path: Path) -> list[StepRow]:
-    """Return the rows of a run: the unedited model, then each method after each step that is complete."""
+    """Return the rows of a run: the unedited model, then each method after each step that is complete.
+
+    A run that has no report yet has no intervals: its folder does not say which facts are of one subject.
+    """
+    path = path / REPORT if (path / REPORT).exists() else path
     if path.is_file():
         report = json.loads(path.read_text(encoding="utf-8"))
         if "rows" in report:
@@ -63,7 +67,8 @@ def rows_of_run(path: Path) -> list[StepRow]:
         }
         before = results.row("before", UNEDITED, "before").to_dict()
     steps = [step_row(method, int(row["name"]), row) for method, curve in curves.items() for row in curve]
-    return [step_row("before", 0, before), *steps]
+    rows = [step_row("before", 0, before), *steps]
+    return rows if path.is_file() else [{**row, "intervals": {}} for row in rows]
 
 
 def step_row(method: str, edited: int, row: dict[str, Any]) -> StepRow:

@@ -246,15 +246,15 @@ def encoded_pair(editable: ffedit.Editable, prompt: str, object: str) -> Encoded
     return None if editable.tokenizer.unk_token_id in e.ids[1:] else e
 
 
-def draft(
-    known: Sequence[Known], consequences: Consequences, rng: random.Random, first: Callable[[str, str], int]
-) -> list[Any]:
+def draft(known: Sequence[Known], consequences: Consequences, seed: int, first: Callable[[str, str], int]) -> list[Any]:
     """Draw one record for each fact known in `TEMPLATES` templates that has neighbors.
+
+    What is drawn for a fact depends on its own relation only.
 
     Args:
         known: the facts that the model says in at least one template.
         consequences: what follows from a new object.
-        rng: what draws.
+        seed: orders facts, and draws for each.
         first: the first token of an object after a prompt.
     """
     firm = [fact for fact in known if len(fact.templates) >= TEMPLATES]
@@ -266,7 +266,8 @@ def draft(
     objects = {name: sorted({f.object for f in firm if f.relation == name}) for name in {f.relation for f in firm}}
     said: set[tuple[str, str]] = set()
     records: list[dict[str, Any]] = []
-    for fact in rng.sample(firm, len(firm)):
+    for fact in sorted(firm, key=lambda fact: digest(f"{seed} {fact.relation} {fact.subject}")):
+        rng = random.Random(f"{seed} {fact.relation} {fact.subject}")
         prompt, *rest = rng.sample(fact.templates, len(fact.templates))
         near = [mate for mate in mates[fact.relation, fact.object] if mate.subject != fact.subject]
         names = fact.object, fact.subject
@@ -281,13 +282,13 @@ def draft(
         new = next((new for new in news if first(text, new) != first(text, fact.object)), news[0])
         near = rng.sample(near, min(MOST_NEIGHBORS, len(near)))
         record = record_of(fact.relation, fact.subject, prompt, rest[:PARAPHRASES], fact.object, new, near, rng)
-        record |= other_facts(fact, new, about[fact.subject], consequences)
+        record |= other_facts(fact, new, about[fact.subject], consequences, rng)
         records.append(record)
     return records
 
 
 def other_facts(
-    fact: Known, new: str, about: Sequence[Known], consequences: Consequences
+    fact: Known, new: str, about: Sequence[Known], consequences: Consequences, rng: random.Random
 ) -> dict[str, list[dict[str, str]]]:
     """Return probes of a subject's other facts: `same_subject` of those that stay, `portability` of those that follow.
 
@@ -295,7 +296,6 @@ def other_facts(
     relation for its kind, so that what is easily kept ("Lyon is a city") is told from the rest; of a relation with a
     single object it is asked once only.
     """
-    rng = random.Random(f"{fact.relation} {fact.subject}")
     found: dict[str, list[dict[str, str]]] = {"same_subject": [], "portability": []}
     texts = {template.format(fact.subject) for template in fact.templates}
     for other in about:
@@ -502,12 +502,12 @@ def main(
         return encode(editable.tokenizer, prompt, object).target_ids[0]
 
     consequences = Consequences({relation.name: relation.facts for relation in asked})
-    ordered = in_turn(draft(facts, consequences, rng, first), per_subject)
+    ordered = in_turn(draft(facts, consequences, seed, first), per_subject)
     records = less_likely(editable, ordered[: math.ceil(SURPLUS * count)])[:count]
     used = Counter(record["requested_rewrite"]["subject"] for record in records)
     if fill > len(records):
-        unknown = less_likely(editable, others(asked, facts, rng, used, per_subject))
-        records += unknown[: fill - len(records)]
+        unknown, missing = in_turn(others(asked, facts, rng, used, per_subject), per_subject), fill - len(records)
+        records += less_likely(editable, unknown[: math.ceil(SURPLUS * missing)])[:missing]
     split(records, set_apart(apart))
     lines = ",\n".join(json.dumps(record, ensure_ascii=False) for record in records)
     out.write_text(f"[\n{lines}\n]\n", encoding="utf-8")

@@ -36,7 +36,7 @@ class Row:
     name: str
     facts: int  # number of facts measured
     scores: Scores  # means; None where nothing was measured
-    intervals: Mapping[str, Interval]  # 95 % intervals by score and by kind, for two subjects or more
+    intervals: Mapping[str, Interval]  # 95 % intervals by score and by kind, for two facts or more
     kinds: Mapping[str, float]  # means by the data set's kinds of probes, as in `FactScores`
 
     def to_dict(self) -> dict[str, Any]:

@@ -11,7 +11,7 @@ Subjects are drawn with all their facts, and facts with all their prompts: neith
 prompts of one fact are independent samples. Before and after an edit, and two methods, are compared on the same draws:
 the interval of the difference is paired. The harmonic score is computed anew in every draw from that draw's means.
 
-Where the subjects of facts are not given, each fact counts as of its own. One subject alone has no interval.
+Where the subjects of facts are not given, each fact counts as of its own.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ def interval(
     share: bool | None = None,
     subjects: Sequence[str] | None = None,
 ) -> Interval | None:
-    """Return the interval of the mean over the measured facts; None where fewer than two subjects were measured.
+    """Return the interval of the mean over the measured facts; None where fewer than two were measured.
 
     `values` has one per fact, None where there was nothing to measure, and `subjects` its subject. Values are shares,
     0 to 1, or not (`share`); None: they are taken for shares if all are 0 or 1.
     """
     clusters = _clusters(subjects)
-    array = _array(values, clusters)
+    array = _array(values)
     if array is None:
         return None
     bounds = (0.0, 1.0) if share or (share is None and outcomes(array[~np.isnan(array)])) else None
@@ -62,13 +62,13 @@ def interval(
 def paired(
     before: Sequence[float | None], after: Sequence[float | None], subjects: Sequence[str] | None = None
 ) -> Interval | None:
-    """Return the interval of the mean of after − before over facts where both were measured; None for one subject.
+    """Return the interval of the mean of after − before over facts where both were measured; None for fewer than two.
 
     Where all values lie between 0 and 1 they are taken for shares. Both sides, and `subjects`, must be of the same
     facts.
     """
     clusters = _clusters(subjects)
-    array = _array(_differences(before, after), clusters)
+    array = _array(_differences(before, after))
     if array is None:
         return None
     shares = all(value is None or 0 <= value <= 1 for value in (*before, *after))
@@ -89,7 +89,7 @@ def intervals(
     `SCORE_PARTS`, where all of them were measured. Shares, or differences of shares, lie within `bounds`.
     """
     clusters = _clusters(subjects)
-    kept = {name: array for name, values in columns.items() if (array := _array(values, clusters)) is not None}
+    kept = {name: array for name, values in columns.items() if (array := _array(values)) is not None}
     kept.pop("score", None)
     if not kept:
         return {}
@@ -117,7 +117,7 @@ def changes(before: Columns, after: Columns, subjects: Sequence[str] | None = No
     by_name = {name: _differences(before[name], after[name]) for name in both}
     differences, clusters = intervals(by_name, bounds=(-1.0, 1.0), subjects=subjects), _clusters(subjects)
     differences.pop("score", None)
-    sides = [[_array(side.get(part, ()), clusters) for part in SCORE_PARTS] for side in (before, after)]
+    sides = [[_array(side.get(part, ())) for part in SCORE_PARTS] for side in (before, after)]
     if all(array is not None for side in sides for array in side):
         old, new = (np.stack([array for array in side if array is not None], 1) for side in sides)
         drawn = [_harmonic(list(mean_draws(side, SEED, DRAWS, clusters).T)) for side in (old, new)]
@@ -136,11 +136,10 @@ def _clusters(subjects: Sequence[str] | None) -> Clusters | None:
     return None if subjects is None else clusters_of(subjects)
 
 
-def _array(values: Sequence[float | None], clusters: Clusters | None) -> Array | None:
-    """Return the values as float64, NaN where not measured; None where fewer than two subjects were measured."""
+def _array(values: Sequence[float | None]) -> Array | None:
+    """Return the values as float64, NaN where not measured; None where fewer than two facts were measured."""
     array = np.array([np.nan if value is None else value for value in values], dtype=np.float64)
-    measured = np.flatnonzero(~np.isnan(array))
-    return array if len(measured if clusters is None else np.unique(clusters[measured])) > 1 else None
+    return array if int((~np.isnan(array)).sum()) > 1 else None
 
 
 def _harmonic(means: Sequence[Array] | Sequence[float]) -> Array:

@@ -94,6 +94,10 @@ def test_the_steps_of_runs_stand_in_one_table_with_prune_at_their_end(
     alone = CliRunner().invoke(lifelong.main, [words[1], "--out", str(tmp_path / "alone")])
     assert alone.exit_code == 0, alone.output
     assert json.loads((tmp_path / "alone.json").read_text())["rows"] == rows[:4], "a folder and its report say the same"
+    (folder / "report.json").rename(tmp_path / "report.json")
+    running = lifelong.rows_of_run(folder)
+    assert running == [{**row, "intervals": {}} for row in rows[:4]], "without a report, of the journal"
+    (tmp_path / "report.json").rename(folder / "report.json")
     again = CliRunner().invoke(
         lifelong.main, [words[0], str(tmp_path / "table.json"), "--out", str(tmp_path / "again")]
     )
@@ -114,6 +118,7 @@ def test_a_step_that_is_not_scored_yet_and_an_edit_that_was_not_written_are_left
     lines = path.read_text().splitlines(keepends=True)
     steps = [(line["when"], line["chunk"]) for line in map(json.loads, lines)]
     path.write_text("".join(lines[: steps.index(("after", 2)) + 1]))
+    (folder / "report.json").unlink()  # it comes with the last step
     assert [row["edited"] for row in lifelong.rows_of_run(folder)] == [0, 2, 4]
     assert len(lifelong.written_edits(folder / "edits" / "alphaedit")) == 2
 

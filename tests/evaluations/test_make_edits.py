@@ -144,7 +144,7 @@ def known_facts() -> list[Known]:
 def test_drafts_are_of_facts_known_twice_with_known_neighbors() -> None:
     known = known_facts()
     said = {template.format(fact.subject): fact.object for fact in known for template in fact.templates}
-    records = draft(known, Consequences({}), random.Random(1), lambda prompt, object: ord(object[0]))
+    records = draft(known, Consequences({}), 1, lambda prompt, object: ord(object[0]))
     facts = {fact.subject: fact for fact in map(parse_record, records)}
     # Once in one template only; read off the subject; without neighbors.
     assert set(facts) == {f"p{i}" for i in range(8)} and len(records) == 8
@@ -161,9 +161,9 @@ def test_drafts_are_of_facts_known_twice_with_known_neighbors() -> None:
 
 def test_a_new_object_differs_in_its_first_token_where_it_can() -> None:
     known, follows = known_facts(), Consequences({})
-    records = draft(known, follows, random.Random(1), lambda prompt, object: object == "Peru")
+    records = draft(known, follows, 1, lambda prompt, object: object == "Peru")
     assert {record["requested_rewrite"]["target_new"]["str"] for record in records} == {"Peru"}
-    assert len(draft(known, follows, random.Random(1), lambda prompt, object: 0)) == len(records) == 8
+    assert len(draft(known, follows, 1, lambda prompt, object: 0)) == len(records) == 8
 
 
 def test_other_facts_are_told_apart_by_what_follows() -> None:
@@ -183,7 +183,7 @@ def test_other_facts_are_told_apart_by_what_follows() -> None:
     ]
 
     def of(fact: Known, new: str) -> dict[str, list[dict[str, str]]]:
-        return other_facts(fact, new, about, Consequences(facts))
+        return other_facts(fact, new, about, Consequences(facts), random.Random(0))
 
     kind = [{"prompt": "Louvre is a", "target": "museum", "kind": "landmark_kind"}]
     moved = of(city, "Rome")

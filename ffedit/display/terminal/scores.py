@@ -55,7 +55,7 @@ def before_after(report: Report) -> Table:
 
 
 def all_scores(report: Report) -> Table:
-    """Render all measured scores, with 95 % intervals where there are at least two subjects, and by kind of probe."""
+    """Render all measured scores, with 95 % intervals where there are at least two facts, and by kind of probe."""
     table = _table(report, bool(report.intervals_before))
     for name, metric in METRICS.items():
         if _measured(report, name) and not name.endswith("_magnitude"):
