@@ -105,6 +105,11 @@ ROWS = (
         "python evaluations/scripts/atlas_trace.py",
     ),
     (
+        "reports/eiffel-tower-*.png",
+        "exact traces of the Eiffel Tower on SmolLM2 and Gemma 3 270M",
+        "ffedit locate edits/eiffel-tower.json --model FILE.gguf --kind all --plot FILE.png",
+    ),
+    (
         "reports/atlas-inspect.*",
         "what Atlas's memories hold, beside the published numbers of Geva et al. 2021",
         "python evaluations/scripts/atlas_inspect.py",
@@ -198,9 +203,9 @@ ROWS = (
     ),
     (
         "reports/ablation.md",
-        "each mechanism left out of the defaults and added to the published objective, with paired differences",
-        f"python evaluations/scripts/ablation.py run --model smollm2 --data {SMOLLM2} --split development --probed "
-        "--limit 12 --layer 8 --out DIR`, then `python evaluations/scripts/ablation.py table --out DIR --into FILE.md",
+        "mechanisms on trial on real models, with paired differences",
+        "python evaluations/scripts/ablation.py run --models DIR --model gemma3-270m --limit 30 --out OUT "
+        "default`, then `python evaluations/scripts/ablation.py table --out OUT --into FILE.md",
     ),
     (
         "reports/key-statistics-quality.*",
