@@ -106,7 +106,7 @@ ROWS = (
     ),
     (
         "reports/eiffel-tower-*.png",
-        "exact traces of the Eiffel Tower on SmolLM2 and Gemma 3 270M",
+        "exact traces of the Eiffel Tower on SmolLM2, Gemma 3 270M and Qwen2.5-Coder 1.5B",
         "ffedit locate edits/eiffel-tower.json --model FILE.gguf --kind all --plot FILE.png",
     ),
     (
