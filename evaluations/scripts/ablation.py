@@ -66,7 +66,7 @@ SHOWN = (*FOUR, "harmonic", "efficacy", "paraphrase", "specificity", "seconds")
 
 
 def config_of(variant: Mapping[str, Any]) -> EditConfig:
-    """The numbers of a variant; FFEditError for one that is not there."""
+    """Return the numbers of a variant; FFEditError for one that is not there."""
     config = preset(*variant.get("preset", ("default", "memit")))
     for name in sorted(variant.keys() - OTHER):
         config = set_number(config, name, variant[name])
@@ -74,7 +74,7 @@ def config_of(variant: Mapping[str, Any]) -> EditConfig:
 
 
 def place_of(out: Path, model: str, variant: str) -> Path:
-    """The file of the results of a variant on a model."""
+    """Return the file of the results of a variant on a model."""
     return out / model / f"{variant.replace('/', ' ')}.jsonl"
 
 
@@ -162,7 +162,7 @@ def table(out: Path, into: Path | None) -> None:
 
 
 def rendered(found: Mapping[str, Mapping[str, Sequence[Mapping[str, Any]]]]) -> str:
-    """The table, Markdown, from the lines of each variant and model.
+    """Write the table, Markdown, from the lines of each variant and model.
 
     A difference is over the facts that both have.
     """
@@ -187,7 +187,7 @@ def rendered(found: Mapping[str, Mapping[str, Sequence[Mapping[str, Any]]]]) -> 
 
 
 def cells(columns: Mapping[str, Sequence[Any]], against: Mapping[str, Sequence[Any]] | None = None) -> list[str]:
-    """The figures of a row."""
+    """Return the figures of a row."""
     figures = ((name, interval(columns, name, against)) for name in SHOWN)
     return [shown(figure, against is not None, 1 if name == "seconds" else 2) for name, figure in figures]
 

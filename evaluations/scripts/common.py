@@ -25,7 +25,7 @@ def facts_of(split: str, limit: int | None = None, data: Path = DATA) -> list[ff
 
 
 def sharing(facts: Sequence[ffedit.Fact]) -> str:
-    """What facts have in common, and so are no independent samples of: "40 facts of 34 subjects, ..."."""
+    """Say what facts have in common, and so are no independent samples of: "40 facts of 34 subjects, ..."."""
     subjects, relations = {fact.subject for fact in facts}, Counter(fact.relation for fact in facts)
     objects = Counter((fact.relation, fact.previous) for fact in facts)
     return (

@@ -181,14 +181,14 @@ def related(edited: str, other: str) -> bool:
 
 
 class Consequences:
-    """The new answers that follow from edits, as far as facts {relation: {subject: object}} give them."""
+    """Finds the new answers that follow from edits, as far as facts {relation: {subject: object}} give them."""
 
     def __init__(self, facts: Mapping[str, Mapping[str, str]]) -> None:
         self.facts = facts
 
     @cached_property
     def _asked(self) -> Mapping[str, Mapping[str, frozenset[str]]]:
-        """What the facts say, by what is asked for and subject."""
+        """Return what the facts say, by what is asked for and subject."""
         found: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
         for relation, objects in self.facts.items():
             for subject, object in objects.items():

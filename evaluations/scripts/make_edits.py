@@ -33,7 +33,6 @@ a small one affirms (`--screen-model`): what it knows is decided in bfloat16, of
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
 import math
 import random
@@ -45,15 +44,15 @@ from pathlib import Path
 from typing import Any
 
 import click
+from answers import Answers, Ask, both
 from common import sharing
 from follows import PARAREL, Consequences
 
 import ffedit
 from ffedit.display.terminal.progress_bar import progress_bars
-from ffedit.errors import FactError
 from ffedit.facts.formats import parse_record
 from ffedit.inference import generation
-from ffedit.model.tokenization import Encoded, decode, encode
+from ffedit.model.tokenization import encode
 from ffedit.progress import Progress, silent
 
 # The recipe of Atlas stands beside the scripts.
@@ -65,9 +64,6 @@ TEMPLATES, NEIGHBORS, MOST_NEIGHBORS, PARAPHRASES, PROBES = 2, 3, 5, 3, 2
 DEVELOPMENT = 4  # one of so many subjects
 PROBED = ("neighbors", "same_subject", "portability")
 SURPLUS = 1.25  # edits tried, for one that is kept
-
-# Asks (prompt, object) pairs: whether the model says each object.
-Ask = Callable[[Sequence[tuple[str, str]]], Sequence[bool]]
 
 
 @dataclass(frozen=True)
@@ -128,9 +124,7 @@ def find_known(
 ) -> list[Known]:
     """Ask the first `SAMPLE` subjects of each relation in all templates, and the others in the `BEST` of these.
 
-    Subjects of many relations come first, in one order everywhere, so that all facts of a subject are asked. Relations
-    of a single object ("Lyon is a city") make no edit: they are asked last, of all subjects of which something is
-    known, for the probes of other edits.
+    Subjects of many relations come first, in one order everywhere, so that all facts of a subject are asked.
 
     Args:
         asked: the relations.
@@ -142,11 +136,9 @@ def find_known(
     result: list[Known] = []
     total = sum(len(r.facts) * len(r.templates) for r in asked)
     done = 0
-    times = Counter(subject for relation in asked if not single(relation.facts) for subject in relation.facts)
-    for relation in sorted(asked, key=lambda relation: single(relation.facts)):
+    times = Counter(subject for relation in asked for subject in relation.facts)
+    for relation in asked:
         subjects = sorted(relation.facts, key=lambda subject: (-times[subject], digest(f"{seed} {subject}")))[:most]
-        if single(relation.facts):
-            subjects = list(dict.fromkeys(fact.subject for fact in result if fact.subject in relation.facts))
         says: dict[tuple[str, str], bool] = {}
         templates: Sequence[str] = relation.templates
         for some in (subjects[:SAMPLE], subjects[SAMPLE:]):
@@ -167,83 +159,9 @@ def find_known(
     return result
 
 
-def single(facts: Mapping[str, str]) -> bool:
-    """Return whether all subjects of a relation have the same object."""
-    return len({*facts.values()}) == 1
-
-
 def digest(text: str) -> int:
     """Return a number that is the same for a text everywhere, and else as good as drawn."""
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
-
-
-def holds(text: str, object: str) -> bool:
-    """Whether what a model says begins with the whole of `object`."""
-    text = text.lstrip()
-    return text.startswith(object) and not text[len(object) : len(object) + 1].isalnum()
-
-
-class Answers:
-    """What a model says greedily, kept in a file."""
-
-    def __init__(self, editable: ffedit.Editable, path: Path | None = None) -> None:
-        self.editable, self.path = editable, path
-        self.said: dict[str, list[int]] = {}
-        if path is not None and path.exists():
-            self.said = json.loads(path.read_text(encoding="utf-8"))
-
-    def __call__(self, pairs: Sequence[tuple[str, str]]) -> list[bool]:
-        """Whether the model says each object after its prompt: its tokens, and then no further letter."""
-        encoded = [encoded_pair(self.editable, prompt, object) for prompt, object in pairs]
-        asked = {prompt: e for (prompt, _), e in zip(pairs, encoded, strict=True) if e is not None}
-        # Most answers fail at their first token; only the others are asked to their end.
-        self._ask({prompt: e for prompt, e in asked.items() if prompt not in self.said}, 1)
-        wanted: dict[int, dict[str, Encoded]] = defaultdict(dict)
-        for prompt, e in asked.items():
-            said = tuple(self.said[prompt])
-            if len(said) <= len(e.target_ids) and said == e.target_ids[: len(said)]:
-                wanted[len(e.target_ids) + 1][prompt] = e
-        for count, texts in wanted.items():
-            self._ask(texts, count)
-        if asked and self.path is not None:
-            self.path.write_text(json.dumps(self.said), encoding="utf-8")
-        return [
-            e is not None and self._says(e, object, self.said[prompt])
-            for (prompt, object), e in zip(pairs, encoded, strict=True)
-        ]
-
-    def _ask(self, texts: Mapping[str, Encoded], count: int) -> None:
-        if texts:
-            said = generation.continuations(self.editable, [e.ids[: e.answer] for e in texts.values()], count)
-            self.said.update(zip(texts, said, strict=True))
-
-    def _says(self, e: Encoded, object: str, said: Sequence[int]) -> bool:
-        size = len(e.target_ids)
-        if tuple(said[:size]) != e.target_ids:
-            return False
-        before = decode(self.editable.tokenizer, e.ids[: e.answer])
-        return holds(decode(self.editable.tokenizer, [*e.ids[: e.answer], *said[: size + 1]])[len(before) :], object)
-
-
-def both(quick: Ask, exact: Ask) -> Ask:
-    """Ask the second only what the first affirms."""
-
-    def ask(pairs: Sequence[tuple[str, str]]) -> list[bool]:
-        likely = [pair for pair, said in zip(pairs, quick(pairs), strict=True) if said]
-        confirmed = set(itertools.compress(likely, exact(likely)))
-        return [pair in confirmed for pair in pairs]
-
-    return ask
-
-
-def encoded_pair(editable: ffedit.Editable, prompt: str, object: str) -> Encoded | None:
-    """A prompt and its answer in tokens, or None where the tokenizer does not know all of their words."""
-    try:
-        e = encode(editable.tokenizer, prompt, object)
-    except FactError:
-        return None
-    # The first token may be a BOS that serves as the unknown token, too.
-    return None if editable.tokenizer.unk_token_id in e.ids[1:] else e
 
 
 def draft(known: Sequence[Known], consequences: Consequences, seed: int, first: Callable[[str, str], int]) -> list[Any]:
@@ -293,8 +211,7 @@ def other_facts(
     """Return probes of a subject's other facts: `same_subject` of those that stay, `portability` of those that follow.
 
     Facts that follow and have no new answer, or the old one, are in neither. No text is asked twice. What stays has its
-    relation for its kind, so that what is easily kept ("Lyon is a city") is told from the rest; of a relation with a
-    single object it is asked once only.
+    relation for its kind.
     """
     found: dict[str, list[dict[str, str]]] = {"same_subject": [], "portability": []}
     texts = {template.format(fact.subject) for template in fact.templates}
@@ -305,8 +222,7 @@ def other_facts(
         if probe is None:
             continue
         field, answer = probe
-        count = 1 if single(consequences.facts.get(other.relation, {})) else PROBES
-        for template in rng.sample(other.templates, min(count, len(other.templates))):
+        for template in rng.sample(other.templates, min(PROBES, len(other.templates))):
             if (text := template.format(fact.subject)) not in texts:
                 texts.add(text)
                 kind = {"kind": other.relation} if field == "same_subject" else {}
@@ -410,7 +326,7 @@ def record_of(
 
 
 def overlap(a: str, b: str) -> bool:
-    """Whether one name holds the other: then the answer is read off, or the new object begins with the old one."""
+    """Return whether one name holds the other: the answer is read off, or the new object begins with the old one."""
     a, b = a.casefold(), b.casefold()
     return a in b or b in a
 
@@ -440,7 +356,7 @@ def summary(records: Sequence[Mapping[str, Any]]) -> Iterable[str]:
 
 
 def less_likely(editable: ffedit.Editable, records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Those records whose new object is less likely than the old one."""
+    """Return the records whose new object is less likely than the old one."""
     rewrites = [record["requested_rewrite"] for record in records]
     pairs = [
         encode(editable.tokenizer, r["prompt"].format(r["subject"]), r[side]["str"])
@@ -452,7 +368,7 @@ def less_likely(editable: ffedit.Editable, records: Sequence[dict[str, Any]]) ->
 
 
 def read(path: Path | None, default: Any) -> Any:
-    """What a JSON file holds."""
+    """Return what a JSON file holds."""
     return default if path is None else json.loads(path.read_text(encoding="utf-8"))
 
 

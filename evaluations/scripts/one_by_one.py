@@ -101,7 +101,7 @@ def name_of(fact: Fact) -> str:
 
 
 def named(fact: Fact) -> dict[str, str]:
-    """What a line of a journal says of its fact."""
+    """Return what a line of a journal says of its fact."""
     return {"fact": name_of(fact), "subject": fact.subject}
 
 

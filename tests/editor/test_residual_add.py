@@ -37,7 +37,7 @@ def found(family: str) -> tuple[Editable, list[PromptSet], LayerKeys, Tensor, Re
 
 
 def stream(editable: Editable, prompt_set: PromptSet, delta: Tensor) -> Tensor:
-    """The residual stream behind the layer with δ added to its output at the subject's last token."""
+    """Return the residual stream behind the layer with δ added to its output at the subject's last token."""
     text, ff = prompt_set.prompts[0], editable.feed_forward[LAYER]
     ids = pad([text.ids])
 

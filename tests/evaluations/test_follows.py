@@ -75,3 +75,8 @@ def test_one_vocabulary() -> None:
     assert all(reason and a != b for (a, b), reason in FOLLOWS.items())
     assert next(chains("city", "continent")) == ("city", "country", "continent")
     assert not set(MORE) & set(PARAREL)
+
+
+def test_no_relation_has_one_answer_for_all_its_subjects() -> None:
+    """Such a fact ("Lyon is a beautiful city") is kept by any edit, and would only raise same_subject."""
+    assert not [name for name, own in MORE.items() if len(own.get("facts", ())) == 1]

@@ -94,7 +94,7 @@ def parallel(editable: Editable) -> bool:
 
 
 def way_to_stream(family: str) -> ResidualAdd:
-    """How the feed-forward output reaches the residual stream."""
+    """Return how the feed-forward output reaches the residual stream."""
     found = case(family)
     editable, ff = found.editable, found.editable.feed_forward[LAYER]
     text = encode(editable.tokenizer, FACT.text, span=FACT.span)

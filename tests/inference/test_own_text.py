@@ -28,7 +28,7 @@ def begun(start: str, **more: Any) -> Editable:
 
 @pytest.fixture
 def prompts(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
-    """What texts go on from."""
+    """Return what texts go on from."""
     ran: list[list[int]] = []
     continuations = own.continuations
 

@@ -50,7 +50,7 @@ def chosen(editable: Any, **others: Any) -> ffedit.Choice:
 
 @pytest.fixture
 def written(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The facts, methods and layers of the edits that are made."""
+    """Return the facts, methods and layers of the edits that are made."""
     seen, write = [], calibrate.write
     monkeypatch.setattr(calibrate, "write", lambda *words, **more: seen.append(words[1:4]) or write(*words, **more))
     return seen
