@@ -78,8 +78,24 @@ class Application:
         questions(editable, facts, facts)
         stats = solving.stats(text, editable)
         ends["load"] = perf_counter()
-        wanted = (method, facts, layers, spread, require, strict)
-        return cls(surface, destinations, solving, text, *wanted, editable, allowed, config, stats, group, ends)
+        return cls(
+            surface,
+            destinations,
+            solving,
+            text,
+            method,
+            facts=facts,
+            layers=layers,
+            spread=spread,
+            require=require,
+            strict=strict,
+            editable=editable,
+            allowed=allowed,
+            config=config,
+            stats=stats,
+            group=group,
+            ends=ends,
+        )
 
     def plan(self) -> None:
         """Show what would be done, and how long it takes."""

@@ -187,14 +187,6 @@ def pushed(path: Path | None, hub: str | None) -> str | None:
     return f"Pushed to {push(path, hub)}"
 
 
-REQUIRE = click.option(
-    "--require",
-    default="",
-    show_default=False,
-    callback=lambda context, option, text: parse_requirements(text),
-    help='Conditions on the scores after: "efficacy>=0.95,specificity>=0.9".',
-)
-
 # Facts and edits -----------------------------------------------------------------------------------
 
 
@@ -336,6 +328,15 @@ def join(surface: Surface) -> ProcessGroup:
     if left_alone():
         surface.note(STARTED_ALONE)
     return process_group()
+
+
+REQUIRE = click.option(
+    "--require",
+    default="",
+    show_default=False,
+    callback=lambda context, option, text: parse_requirements(text),
+    help='Conditions on the scores after: "efficacy>=0.95,specificity>=0.9".',
+)
 
 
 # Output --------------------------------------------------------------------------------------------

@@ -74,8 +74,8 @@ def _solve_batch(
             group.in_all(partial(check_routes, editable, ff, subjects, prompt_sets))
             keys = read_keys(editable, ff, prompt_sets, group)
             V = spread.values(ff, keys, len(ff_layers) - i)
-        write_it = not (is_last and ff is last)
-        group.in_all(partial(store, method, record, ff, subjects, keys, keys.K, V, write_it))
+        write = not (is_last and ff is last)
+        group.in_all(partial(store, method, record, ff, subjects, keys, keys.K, V, write))
         progress("solving", i + 1, len(ff_layers))
     cache.forget(unfinished)
     return how_solved(groups, prompt_sets, values)
@@ -89,11 +89,11 @@ def store(
     read: LayerKeys,
     K: Tensor,
     V: Tensor,
-    write_it: bool = True,
+    write: bool = True,
 ) -> None:
     """Solve one layer for the change that gives the keys K [Σ d_ff, n] the values V [d_model, n], and record it.
 
-    `read` are the subjects' keys in the model as it is, whose spread over contexts is part of C. With `write_it` the
+    `read` are the subjects' keys in the model as it is, whose spread over contexts is part of C. With `write` the
     change is written into the weights, too.
     """
     job, W, solver = record.job, ff.matrix, method.solve
@@ -103,7 +103,7 @@ def store(
     problem = Problem(W, K, V.to(W.device), moments, own, record.kept[ff.layer].to(W.device), job.config)
     delta = solver(problem)
     record.add(ff, delta, subjects, K, problem.V, divisions(delta, problem.C), method.guarantee(problem, delta))
-    if write_it:
+    if write:
         write_(ff, delta)
 
 

@@ -1,7 +1,7 @@
 """Share the update of a fact among several layers (MEMIT, arXiv 2210.07229, section 4.3).
 
 v* of the last layer moves the residual stream behind it by s. From the lowest layer up, each takes an equal share of
-what is still missing of s, at its own output: V = W K + d with c N(W K + d) − c N(W K) = share (`ResidualAdd`).
+what is still missing of s, at its own output: V = W K + d with c N(W K + d) − c N(W K) = share (`OutputMap`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ffedit.editor.key import LayerKeys, PromptSet, read_keys
-from ffedit.editor.residual_add import ResidualAdd, find_residual_add
+from ffedit.editor.output_map import OutputMap, find_output_map
 from ffedit.editor.value import Value
 from ffedit.loading.distributed import ProcessGroup
 from ffedit.model.editable import Editable
@@ -46,10 +46,10 @@ class Spread:
         way = self._way(last, chosen - deltas)
         self._wanted = way.factor * deltas if way.norm is None else way(chosen) - way(chosen - deltas)  # s
 
-    def _way(self, ff: FeedForward, outputs: Tensor) -> ResidualAdd:
+    def _way(self, ff: FeedForward, outputs: Tensor) -> OutputMap:
         """Find how the outputs W k* of a layer, [d_model, n], reach the stream; EditError where that is not known."""
         text = self._prompt_sets[0].prompts[0]
-        way = self._group.in_all(lambda: find_residual_add(self._editable, ff, text, outputs[:, 0]))
+        way = self._group.in_all(lambda: find_output_map(self._editable, ff, text, outputs[:, 0]))
         way.check_known()
         return way
 

@@ -5,7 +5,7 @@ the new object in every context (ROME, arXiv 2202.05262, eq. 4):
 
     L(δ) = − mean log P(o* | x, δ)  +  ρᵗ ( λ · mean KL(P(· | x') ‖ P(· | x', δ))  +  μ ‖δ‖² / u² )
 
-u is the unit of every length (`ResidualAdd.units`): a δ of this length moves the residual stream h by ‖h‖, while ‖W k*‖
+u is the unit of every length (`OutputMap.units`): a δ of this length moves the residual stream h by ‖h‖, while ‖W k*‖
 differs tenfold between the layers of one model; behind a norm, where only the direction of W k* + δ counts, it is
 ‖W k*‖. Steps follow the gradient: Adam at first moves every entry of δ by the same amount, which makes δ longer than
 necessary. The weights of the two penalties decay from step to step (ρ < 1), so that an easy fact ends with a small δ,
@@ -37,7 +37,7 @@ from torch import Tensor
 from ffedit.algebra.linalg import double
 from ffedit.editor.config import ValueConfig
 from ffedit.editor.key import LayerKeys, PromptSet
-from ffedit.editor.residual_add import find_residual_add
+from ffedit.editor.output_map import find_output_map
 from ffedit.errors import EditError
 from ffedit.files.resuming import load_state, save_state
 from ffedit.inference import replay
@@ -107,7 +107,7 @@ def choose_values(
     current, units = outputs.T, outputs.norm(dim=0)
     if config.optimizer == "gradient":
         text = prompt_sets[0].prompts[0]
-        way = group.in_all(lambda: find_residual_add(editable, ff, text, outputs[:, 0]))
+        way = group.in_all(lambda: find_output_map(editable, ff, text, outputs[:, 0]))
         units = way.units(outputs, keys.streams.to(outputs))
     own = slice(group.rank, None, group.size)
     values = group.in_all(

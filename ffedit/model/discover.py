@@ -13,7 +13,7 @@ in which the last layer adds nothing, what the stream is without their output.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -27,7 +27,7 @@ from ffedit.algebra.linalg import double
 from ffedit.errors import ModelError
 from ffedit.model.experts import Experts, Mixture
 from ffedit.model.feed_forward import FeedForward
-from ffedit.model.hooks import calls, capture, leaves, replace_output
+from ffedit.model.hooks import Call, calls, capture, leaves, replace_output
 from ffedit.model.memory import Address, KeyValueMemory
 from ffedit.model.roles import ATTENTION_ROLES, ATTENTION_WORDS, SHARED_GATES, VALUE_ROLES
 from ffedit.model.storage import is_floating, is_quantised
@@ -229,22 +229,27 @@ def find_residual_adds(
 ) -> list[ResidualAdd]:
     """Find the residual add of every layer, from two passes of `probe`."""
     with ExitStack() as stack:
-        seen = []
-        for layer, ff in zip(layers, feed_forward, strict=True):
-            inside = set(ff.module.modules())  # what gives the feed-forward output counts as one module
-            steps = [ff.module, *(module for module in leaves(layer) if module not in inside)]
-            seen.append(stack.enter_context(calls(steps)))
+        seen = [stack.enter_context(block_calls(*pair)) for pair in zip(layers, feed_forward, strict=True)]
         probe()
-    residual_adds = [_residual_add(ff.module, steps) for ff, steps in zip(feed_forward, seen, strict=True)]
+    residual_adds = [residual_add(ff, steps) for ff, steps in zip(feed_forward, seen, strict=True)]
     factor = _factor(layers[-1], residual_adds[-1], feed_forward[-1].memories[-1].name, probe)
     return [replace(add, factor=factor) for add in residual_adds]
 
 
-def _residual_add(value: nn.Module, seen: list[tuple[nn.Module, Tensor, Tensor]]) -> ResidualAdd:
-    """Follow the feed-forward output through the modules that receive only it; one last module gets the sum."""
-    start = next(i for i, (module, _, _) in enumerate(seen) if module is value)
-    added, addend = value, seen[start][2]
-    rest = seen[start + 1 :]
+def block_calls(layer: nn.Module, ff: FeedForward) -> AbstractContextManager[list[Call]]:
+    """Collect the calls inside a block, for `residual_add`; what gives the feed-forward output counts as one module."""
+    inside = set(ff.module.modules())
+    return calls([ff.module, *(module for module in leaves(layer) if module not in inside)])
+
+
+def residual_add(ff: FeedForward, seen: Sequence[Call]) -> ResidualAdd:
+    """Follow the feed-forward output through the modules that receive only it; one last module gets the sum.
+
+    What the addend is multiplied by is not seen in the calls.
+    """
+    start = next(i for i, (module, _, _) in enumerate(seen) if module is ff.module)
+    added, addend = ff.module, seen[start][2]
+    rest = list(seen[start + 1 :])
     while rest and torch.equal(rest[0][1], addend):
         module, _, output = rest.pop(0)
         if not torch.equal(output, addend):  # a dropout changes nothing here

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor, nn
 
 Name = TypeVar("Name")
+# A call of a module: what it received and what it returned.
+Call = tuple[nn.Module, Tensor, Tensor]
 
 
 def tensor_of(output: Any) -> Tensor:
@@ -58,41 +60,19 @@ def capture(
 
 
 @contextmanager
-def calls(modules: Iterable[nn.Module]) -> Iterator[list[tuple[nn.Module, Tensor, Tensor]]]:
+def calls(modules: Iterable[nn.Module]) -> Iterator[list[Call]]:
     """Collect the module, input and output of each call that turns a tensor into a tensor (or a tuple of one first)."""
-    seen: list[tuple[nn.Module, Tensor, Tensor]] = []
+    seen: list[Call] = []
 
-    def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+    def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        given = first_of(args, kwargs) if args or kwargs else None
         tensor = output[0] if isinstance(output, tuple) else output
-        if args and isinstance(args[0], Tensor) and isinstance(tensor, Tensor):
-            seen.append((module, args[0].clone(), tensor.clone()))
+        if isinstance(given, Tensor) and isinstance(tensor, Tensor):
+            seen.append((module, given.clone(), tensor.clone()))
 
     with ExitStack() as stack:
         for module in modules:
-            stack.enter_context(module.register_forward_hook(hook))
-        yield seen
-
-
-@contextmanager
-def changed_by(module: nn.Module, block: nn.Module) -> Iterator[list[nn.Module]]:
-    """Collect the modules of `block` that receive the output of `module` as it is and change it: a norm behind it."""
-    seen: list[nn.Module] = []
-    returned: list[Tensor] = []
-
-    def receive(inner: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        tensor = output[0] if isinstance(output, tuple) else output
-        if not (returned and args and isinstance(args[0], Tensor) and isinstance(tensor, Tensor)):
-            return
-        own, given, made = (side.reshape(-1).to(tensor.device) for side in (returned[-1], args[0], tensor))
-        # Compared by numbers: a view, or dropout, which changes nothing in evaluation, hands on the same ones.
-        if len(made) == len(given) and torch.equal(own, given) and not torch.equal(given, made):
-            seen.append(inner)
-
-    with ExitStack() as stack:
-        stack.enter_context(module.register_forward_hook(lambda _, args, out: returned.append(tensor_of(out))))
-        for inner in block.modules():
-            if inner is not module:
-                stack.enter_context(inner.register_forward_hook(receive))
+            stack.enter_context(module.register_forward_hook(hook, with_kwargs=True))
         yield seen
 
 

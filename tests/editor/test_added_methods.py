@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from ffedit.editor import methods
+from ffedit.editor.names import OWN, method_names
 from ffedit.errors import EditError
 
 MODULE = """
@@ -52,3 +53,12 @@ def test_a_method_of_another_package_is_one_of_the_methods(site: Path) -> None:
     assert "called 'twice', its method 'memit'; the same name was expected" in broken["twice (plain-editing)"]
     with pytest.raises(EditError, match=r"'lost' is not known; there is .*identity; lost \(plain-editing\) could not"):
         methods.check_method("lost")
+
+
+def test_the_names_known_before_torch_are_those_of_the_methods() -> None:
+    assert [name for name in methods.METHODS if methods.METHODS[name].package == "ffedit"] == list(OWN)
+    assert method_names() == list(methods.METHODS)
+
+
+def test_a_name_of_another_package_is_known_before_it_is_loaded(site: Path) -> None:
+    assert set(methods.METHODS) < set(method_names()), "those that cannot be loaded are refused when they are"

@@ -14,7 +14,7 @@ from writing import quick
 
 from ffedit import EditError
 from ffedit.editor.key import build_prompts, read_keys
-from ffedit.editor.residual_add import find_residual_add
+from ffedit.editor.output_map import find_output_map
 from ffedit.editor.value import choose_values
 from ffedit.facts.fact import by_subject
 from ffedit.model.memory import Address
@@ -77,7 +77,7 @@ def test_layers_whose_output_is_normalised_share_what_it_moves_behind_the_norm(f
     keys = read_keys(editable, ff, prompt_sets)
     values = choose_values(editable, ff, prompt_sets, keys, config.value)
     v, delta = (torch.stack(own, 1) for own in ([x.v for x in values], [x.delta for x in values]))
-    way = find_residual_add(editable, ff, prompt_sets[0].prompts[0], v[:, 0])
+    way = find_output_map(editable, ff, prompt_sets[0].prompts[0], v[:, 0])
     wanted = way(v) - way(v - delta)
     edit, left = write(editable, FACTS, "emmet", [0, 1], **BARE), []
     for layers in ([0], [0, 1]):

@@ -30,7 +30,7 @@ from writing import FACT, quick
 
 import ffedit
 from ffedit import Edit, EditConfig, FFEditError, PromptConfig
-from ffedit.editor.residual_add import ResidualAdd, find_residual_add
+from ffedit.editor.output_map import OutputMap, find_output_map
 from ffedit.editor.write import write as write_facts
 from ffedit.inference import generation
 from ffedit.inference.corpus import Corpus
@@ -93,14 +93,14 @@ def parallel(editable: Editable) -> bool:
         return torch.equal(before, _key(editable, LAYER))
 
 
-def way_to_stream(family: str) -> ResidualAdd:
+def way_to_stream(family: str) -> OutputMap:
     """Return how the feed-forward output reaches the residual stream."""
     found = case(family)
     editable, ff = found.editable, found.editable.feed_forward[LAYER]
     text = encode(editable.tokenizer, FACT.text, span=FACT.span)
     with ff.keys() as keys, torch.no_grad():
         editable.model(input_ids=torch.tensor([text.ids]), use_cache=False)
-    return find_residual_add(editable, ff, text, ff.matrix @ keys()[text.site].double())
+    return find_output_map(editable, ff, text, ff.matrix @ keys()[text.site].double())
 
 
 # What works ---------------------------------------------------------------------------------------

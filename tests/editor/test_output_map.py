@@ -11,7 +11,7 @@ from writing import FACT, quick
 from ffedit import Editable
 from ffedit.algebra.linalg import double
 from ffedit.editor.key import LayerKeys, PromptSet, build_prompts, read_keys
-from ffedit.editor.residual_add import DAMPING, ResidualAdd, find_residual_add, least_squares
+from ffedit.editor.output_map import DAMPING, OutputMap, find_output_map, least_squares
 from ffedit.editor.value import choose_values
 from ffedit.inference import replay
 from ffedit.model.hooks import capture, replace_output
@@ -21,7 +21,7 @@ LAYER = 1
 NORMED = ["gemma2", "gemma3", "olmo2"]
 
 
-def found(family: str) -> tuple[Editable, list[PromptSet], LayerKeys, Tensor, ResidualAdd]:
+def found(family: str) -> tuple[Editable, list[PromptSet], LayerKeys, Tensor, OutputMap]:
     editable = zoo.build(family)
     ff = editable.feed_forward[LAYER]
     prompt_sets = build_prompts(editable, [[FACT]], quick(contexts=0))
@@ -32,7 +32,7 @@ def found(family: str) -> tuple[Editable, list[PromptSet], LayerKeys, Tensor, Re
         prompt_sets,
         keys,
         outputs,
-        find_residual_add(editable, ff, prompt_sets[0].prompts[0], outputs[:, 0]),
+        find_output_map(editable, ff, prompt_sets[0].prompts[0], outputs[:, 0]),
     )
 
 

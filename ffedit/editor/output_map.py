@@ -2,8 +2,8 @@
 
     h' = h + c · N(W k)
 
-N is the norm between the feed-forward layer and the stream, or the identity. Both are found by running one prompt with
-and without a probe added to W k, and verified by what the probe changes in the stream behind the layer.
+N is the norm between the feed-forward layer and the stream, or the identity (`discover.residual_add`). c is measured by
+running one prompt with and without a probe added to W k, and both verified by what that changes behind the layer.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from ffedit.algebra.linalg import double
 from ffedit.errors import EditError
 from ffedit.inference import replay
-from ffedit.model import hooks
+from ffedit.model import discover, hooks
 from ffedit.model.editable import Editable
 from ffedit.model.feed_forward import FeedForward
 from ffedit.model.storage import device_of
@@ -32,8 +32,8 @@ DAMPING, ROUNDING = 1e-2, 1e-8
 
 
 @dataclass(frozen=True, eq=False)
-class ResidualAdd:
-    """The way of a layer's feed-forward output into the residual stream: o -> c · N(o)."""
+class OutputMap:
+    """Map from a layer's feed-forward output to what it adds to the residual stream: o -> c · N(o)."""
 
     layer: int
     norm: nn.Module | None  # N; None for the identity
@@ -127,34 +127,31 @@ def least_squares(forward: Callable[[Tensor], Tensor], back: Callable[[Tensor], 
 
 
 @torch.no_grad()
-def find_residual_add(editable: Editable, ff: FeedForward, text: Encoded, output: Tensor) -> ResidualAdd:
+def find_output_map(editable: Editable, ff: FeedForward, text: Encoded, output: Tensor) -> OutputMap:
     """Find how `output` [d_model], W k* at the subject in `text`, reaches the stream; two short passes."""
     ids, at, block = pad([text.ids[: text.site + 1]]), text.site, editable.layers[ff.layer]
     own: list[Tensor] = []  # what the layer gives in this text, where W k* is a mean over several
 
-    def stream(added: Tensor) -> tuple[Tensor, list[nn.Module]]:
+    def stream(added: Tensor) -> Tensor:
         def add(output: Tensor) -> Tensor:
             moved = output.reshape(1, -1, output.shape[-1]).clone()
             own.append(double(moved[0, at]))
             moved[0, at] += added.to(moved)
             return moved.reshape(output.shape)
 
-        with (
-            hooks.capture({0: block}) as leaving,
-            hooks.replace_output(ff.module, add),
-            hooks.changed_by(ff.module, block) as norms,
-        ):
+        with hooks.capture({0: block}) as leaving, hooks.replace_output(ff.module, add):
             replay.run_to(editable, ids, ff.layer)
-        return double(leaving[0].reshape(*ids.shape, -1)[0, at]), norms
+        return double(leaving[0].reshape(*ids.shape, -1)[0, at])
 
-    before, norms = stream(torch.zeros_like(output))
-    bias = ff.bias()
-    way = ResidualAdd(ff.layer, norms[0] if norms else None, device_of(ff.module), bias)
+    with discover.block_calls(block, ff) as seen:
+        before = stream(torch.zeros_like(output))
+    added, bias = discover.residual_add(ff, seen).added, ff.bias()
+    way = OutputMap(ff.layer, None if added is ff.module else added, device_of(ff.module), bias)
     # As large as the stream itself, so that the probe survives rounding in 16 bits.
     probe = (output * (before.norm().to(output.device) / output.norm())).to(before)
     if way.norm is not None:
         probe = probe.roll(1)  # along W k* itself a norm changes nothing
-    moved, here = stream(probe)[0] - before, own[0] if bias is None else own[0] - double(bias[0])
+    moved, here = stream(probe) - before, own[0] if bias is None else own[0] - double(bias[0])
     expected = (way((here + probe)[:, None]) - way(here[:, None]))[:, 0]
     factor = float(moved @ expected / (expected @ expected))
     gap = float((moved - factor * expected).norm() / moved.norm().clamp(min=1e-30))
