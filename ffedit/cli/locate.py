@@ -127,7 +127,7 @@ def locate(
         routes = subject_routes(editable, facts, seed)
     layer, peak = choosing.layer, subject_peak(choosing)
     # Where the subject's last token tells no layer, the one is marked at which another brings back most.
-    marked = layer if peak is None or choosing.site is not None else peak.layer
+    marked = layer if choosing.site is not None else peak.layer
     maps = map(averages_table, aggregates) if averaged else (heat_map(traces, marked) for traces in measured)
     surface.show(*maps, layer_choice(choosing, layer), routing_table(facts, routes, layer))
     if not editable.resumable:

@@ -31,12 +31,12 @@ Part: TypeAlias = Literal["feed_forward", "attention"]
 Kind: TypeAlias = Literal["state", "feed_forward", "attention"]
 Metric: TypeAlias = Literal["probability", "log_probability", "logit_difference"]
 # Tokens that are restored: all from the subject's first on (nothing left of it can have an effect), those of the
-# subject and the prompt's last, or one of them.
-Tokens: TypeAlias = Literal["all", "subject_and_last"] | FactToken
+# subject and the prompt's last, or the subject's last, which every trace has.
+Tokens: TypeAlias = Literal["all", "subject_and_last", "subject_last"]
 Effects: TypeAlias = np.ndarray[tuple[int, int], np.dtype[np.float64]]
 LayerEffects: TypeAlias = np.ndarray[tuple[int], np.dtype[np.float64]]
 
-TOKENS: tuple[Tokens, ...] = ("all", "subject_and_last", *get_args(FactToken))
+TOKENS: tuple[Tokens, ...] = get_args(Tokens)
 # Share of the total effect that restoring a token must reach at some layer for that token to show a site.
 CLEAR = 0.1
 SETTINGS = ("kind", "window", "sever", "metric", "corruption")
@@ -250,8 +250,8 @@ class Peak(NamedTuple):
     effect: float
 
 
-def subject_peak(trace: Trace | TraceSet) -> Peak | None:
-    """Return the largest effect at any token of the subject that was restored; None where none was.
+def subject_peak(trace: Trace | TraceSet) -> Peak:
+    """Return the largest effect at any token of the subject that was restored.
 
     Of several facts, effects are averaged by the role of a token.
     """
@@ -264,16 +264,13 @@ def subject_peak(trace: Trace | TraceSet) -> Peak | None:
     else:
         subject = slice(*traces[0].subject)
         effects, names = traces[0].effects[:, subject].T, traces[0].tokens[subject]
-    if np.isnan(effects).all():
-        return None
     token, layer = divmod(int(np.nanargmax(effects)), effects.shape[1])
     return Peak(names[token], token == len(names) - 1, layer, float(effects[token, layer]))
 
 
 def _strongest(trace: Trace | TraceSet) -> str:
     """Say where the effect is largest."""
-    if (peak := subject_peak(trace)) is None:
-        return "no token of the subject was restored"
+    peak = subject_peak(trace)
     return f"recalled most at {peak.token!r}, layer {peak.layer}: {number(peak.effect)} of {number(trace.total)}"
 
 

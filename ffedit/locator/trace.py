@@ -97,8 +97,8 @@ def locate_all(
         layers: the layers to restore at (for states, those whose output is restored); None: all. Effects at other
             layers are NaN.
         tokens: the tokens to restore at: "all" from the subject's first on, "subject_and_last" (the subject's, and the
-            prompt's last), or the one where a key is read, such as "subject_last". Fewer take a fraction of the time.
-            Effects at other tokens are NaN; of "all", those left of the subject are 0, as they must be.
+            prompt's last), or "subject_last". Fewer take a fraction of the time. Effects at other tokens are NaN; of
+            "all", those left of the subject are 0, as they must be.
         resume: write the traces of every batch to the cache as soon as it is done, and read cached traces from it.
         progress: called with the progress.
 

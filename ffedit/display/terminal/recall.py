@@ -23,7 +23,6 @@ def recalled(trace: Trace | TraceSet) -> str:
     """
     traces = _averaged(trace)
     first, peak = traces[0], subject_peak(trace)
-    assert peak is not None, "only the prompt's last token was traced"
     destroyer = "another subject" if first.noise is None else first.corruption
     unit = "" if first.metric == "probability" else f" {UNITS[first.metric]}"
     back, total = number(peak.effect), number(trace.total)
@@ -50,7 +49,6 @@ def recalled(trace: Trace | TraceSet) -> str:
 def remarks(trace: Trace | TraceSet, decides: bool) -> Iterator[str]:
     """Yield how little a trace shows, where that is so; if it `decides` the layer to edit, with what to do."""
     averaged, peak = _averaged(trace), subject_peak(trace)
-    assert peak is not None
     depth = len(averaged[0].effects)
     at_end = all(each.subject_last == len(each.tokens) - 1 for each in averaged)
     others = f"--layers N, N from 0 to {depth - (1 if at_end else 2)}"
