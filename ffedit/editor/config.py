@@ -42,13 +42,11 @@ class PromptConfig:
     Attributes:
         contexts: how many prefixes, sampled from the model, stand before the prompt; the bare prompt comes on top.
         context_tokens: lengths of the prefixes in tokens, used in turn.
-        neutral_contexts: take short sentences of the text that ships instead of sampling, where the model speaks it.
         essence_prompts: what else is said of the subject, `{}` in each; the distribution after it is to stay.
     """
 
     contexts: int = 2
     context_tokens: tuple[int, ...] = (5, 10)
-    neutral_contexts: bool = False
     essence_prompts: tuple[str, ...] = ("{} is a",)
 
     def __post_init__(self) -> None:

@@ -22,9 +22,10 @@ from ffedit.algebra.linalg import Moment, diagonal, double
 from ffedit.editor.config import EditConfig
 from ffedit.errors import EditError
 from ffedit.facts.fact import Fact
-from ffedit.inference import own_text, replay
+from ffedit.inference import replay
 from ffedit.inference.batching import TOKENS
 from ffedit.inference.contexts import Context, passes
+from ffedit.inference.own_text import contexts
 from ffedit.loading.distributed import ALONE, ProcessGroup
 from ffedit.model.editable import Editable
 from ffedit.model.feed_forward import FeedForward
@@ -76,15 +77,10 @@ class PromptSet:
         return [*self.prompts, *self.essence]
 
 
-def _sampled_prefixes(editable: Editable, config: EditConfig) -> tuple[str, ...]:
-    """Return short texts that the model would say, as contexts before a prompt."""
-    numbers = config.prompts
-    return own_text.contexts(editable, numbers.contexts, numbers.context_tokens, config.seed, numbers.neutral_contexts)
-
-
 def build_prompts(editable: Editable, groups: Sequence[Sequence[Fact]], config: EditConfig) -> list[PromptSet]:
     """Build the prompt set of each subject's facts; FactError where one does not fit the tokenizer or the model."""
-    leads = _sampled_prefixes(editable, config) if config.prompts.contexts else ()
+    numbers = config.prompts
+    leads = contexts(editable, numbers.contexts, numbers.context_tokens, config.seed) if numbers.contexts else ()
     return [_prompt_set(editable, facts, leads, config) for facts in groups]
 
 
@@ -188,12 +184,12 @@ def _read(editable: Editable, ff: FeedForward, texts: Sequence[Encoded]) -> tupl
         keys, stream = (states.reshape(*ids.shape, -1) for states in (entering(), leaving[0]))
         return keys[tuple(at.to(keys.device).T)], stream[tuple(at.to(stream.device).T)]
 
-    contexts, parts = [text.ids[: text.site + 1] for text in texts], []
+    beginnings, parts = [text.ids[: text.site + 1] for text in texts], []
     index: dict[Context, int] = {}
     refusal = EditError("not enough memory to read the key of a single text; use a smaller dtype, or another --device")
-    for done in passes(editable, set(contexts), TOKENS, read, refusal, keep=False):
+    for done in passes(editable, set(beginnings), TOKENS, read, refusal, keep=False):
         index |= {context: len(index) + i for i, context in enumerate(done.contexts)}
         parts.append(done.read)
-    order = torch.tensor([index[context] for context in contexts])
+    order = torch.tensor([index[context] for context in beginnings])
     keys, streams = (torch.cat(rows)[order.to(rows[0].device)] for rows in zip(*parts, strict=True))
     return keys, streams

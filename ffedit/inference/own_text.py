@@ -42,11 +42,8 @@ from ffedit.progress import Progress, silent
 SAMPLED_ROWS = 256
 # Contexts are drawn from so many tokens (kmeng01/rome, util/generate.py).
 TOP = 5
-# A capital letter at the beginning of a line or sentence, and what follows: a word, or a short sentence without a name
-# of other alphabets, a list or a quotation in it.
-BEGINNING = r"(?:^|(?<=[.!?] )|(?<=\n))"
-WORD = re.compile(BEGINNING + r"(?:[AI]|[A-Z][a-z]+)\b")
-SENTENCE = re.compile(BEGINNING + r"[A-Z][A-Za-z' ,-]{10,80}\.(?=\s)")
+# A word with a capital letter at the beginning of a line or sentence.
+WORD = re.compile(r"(?:^|(?<=[.!?] )|(?<=\n))(?:[AI]|[A-Z][a-z]+)\b")
 
 
 def own_text(
@@ -116,15 +113,7 @@ def first_words() -> Sequence[str]:
     return WORD.findall(neutral_text())
 
 
-@once
-def short_sentences() -> Sequence[str]:
-    """Return the short sentences of the neutral text, each once."""
-    return [*dict.fromkeys(SENTENCE.findall(neutral_text()))]
-
-
-def contexts(
-    editable: Editable, count: int, lengths: Sequence[int], seed: int, shipped: bool = False
-) -> tuple[str, ...]:
+def contexts(editable: Editable, count: int, lengths: Sequence[int], seed: int) -> tuple[str, ...]:
     """Return short texts that the model would say, in one line each, to put before a prompt.
 
     Args:
@@ -132,16 +121,8 @@ def contexts(
         count: number of texts; one of which nothing is left (the model said blanks) is left out.
         lengths: tokens of each text, at most, in turn.
         seed: of the draws.
-        shipped: take short sentences of the neutral text instead, where the model speaks it; equal ones do not occur.
     """
     at_most = list(islice(cycle(lengths), count))
-    if shipped and neutral(editable) is not None:
-        order = torch.randperm(len(short_sentences()), generator=torch.Generator().manual_seed(seed)).tolist()
-        sized = {text: len(plain_ids(editable.tokenizer, text)) for text in (short_sentences()[i] for i in order)}
-        texts = list[str]()
-        for most in at_most:
-            texts += [*islice((text for text, size in sized.items() if size <= most and text not in texts), 1)]
-        return tuple(texts)
     before = len(editable.start_tokens)
     rows = own_text(editable, len(at_most), before + max(at_most, default=1), seed, TOP)
     texts = [words(editable, row[before : before + most]) for row, most in zip(rows, at_most, strict=True)]

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from ffedit import Corpus
 from ffedit.files import cache
 from ffedit.inference import own_text as own
-from ffedit.inference.own_text import contexts, first_words, own_text, sampled, short_sentences
+from ffedit.inference.own_text import contexts, first_words, own_text, sampled
 from ffedit.inference.text import begin_rows, identity
 from ffedit.loading.verify import find_and_verify
 from ffedit.model.editable import Editable
@@ -88,9 +88,8 @@ def test_where_the_neutral_text_is_spoken_it_begins_with_one_of_its_words(
     assert [len(row) for row in rows] == [12] * 6
 
 
-def test_the_neutral_text_has_many_first_words_and_short_sentences() -> None:
+def test_the_neutral_text_has_many_first_words() -> None:
     assert len(first_words()) > 2000 and len(set(first_words())) > 200
-    assert len(short_sentences()) > 400 and all(text[0].isupper() and text[-1] == "." for text in short_sentences())
 
 
 # Contexts -----------------------------------------------------------------------------------------
@@ -119,14 +118,6 @@ def test_contexts_begin_with_a_word_even_behind_bos(monkeypatch: pytest.MonkeyPa
     assert len(found) == len(prompts) == 4
     own_text(editable, 4, 9, seed=0)
     assert prompts[4:] == [[0]] * 4, "and no other text does"
-
-
-def test_shipped_sentences_are_whole_and_no_longer_than_asked(reader: Editable) -> None:
-    found = contexts(reader, 5, (25, 40), seed=1, shipped=True)
-    assert len(set(found)) == 5 and set(found) <= set(short_sentences())
-    lengths = [len(reader.tokenizer(text)["input_ids"]) for text in found]
-    assert all(length <= most for length, most in zip(lengths, (25, 40, 25, 40, 25), strict=True))
-    assert found == contexts(reader, 5, (25, 40), seed=1, shipped=True) != contexts(reader, 5, (25, 40), 2, True)
 
 
 # Kept ---------------------------------------------------------------------------------------------
