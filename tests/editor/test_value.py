@@ -14,9 +14,9 @@ from choosing import FOUR, FULL, choose, probability, said, same
 from writing import FACT, SECOND, quick, with_numbers
 
 from ffedit import EditConfig, Fact
+from ffedit.editor import key as key_module
 from ffedit.editor.key import build_prompts, read_keys
 from ffedit.editor.value import Objective, Value
-from ffedit.inference import own_text
 from ffedit.model.editable import Editable
 from ffedit.model.tokenization import Encoded
 
@@ -60,7 +60,7 @@ LEADS = {
 
 @pytest.fixture(autouse=True)
 def leads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(own_text, "contexts", lambda editable, count, *_: LEADS[count])
+    monkeypatch.setattr(key_module, "contexts", lambda editable, count, *_: LEADS[count])
 
 
 WAYS = {"default": PLAIN, "as published": AS_PUBLISHED}
