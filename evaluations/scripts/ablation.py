@@ -26,6 +26,7 @@ from one_by_one import FOUR, Examiner, columns_of, facts_done, facts_in, interva
 
 import ffedit
 from ffedit import EditConfig, Fact
+from ffedit.benchmark.settings import held_out
 from ffedit.editor.methods import preset, set_number
 from ffedit.evaluator import generations
 from ffedit.files.resuming import Journal, read_journal
@@ -137,7 +138,7 @@ def edit_one(
     spent: dict[str, float] = {}
     with timed(spent):
         try:
-            updates = ffedit.edit(examiner.editable, [fact], method, [layer], config, stats).updates
+            updates = ffedit.edit(examiner.editable, [fact], method, [layer], held_out(config, [fact]), stats).updates
         except ffedit.EditError:
             updates = {}
     ((before, after, says),) = examiner.scores([fact], updates)

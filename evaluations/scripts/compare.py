@@ -12,7 +12,6 @@ one edit.
 
 import json
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -36,8 +35,9 @@ from rivals import FEW, PUBLISHED, plain_rank_one, published_rome, sampled_prefi
 
 import ffedit
 from ffedit import EditConfig, Fact
+from ffedit.benchmark.settings import held_out
 from ffedit.cli.options import parse_layers
-from ffedit.editor.methods import set_numbers
+from ffedit.editor.methods import METHODS, set_numbers
 from ffedit.files.resuming import Journal, read_journal
 
 SHOWN = (*RATES, "harmonic", "seconds")
@@ -46,6 +46,7 @@ WAYS = ("ffedit", "published", "plain")
 
 @click.command(help=__doc__)
 @click.option("--model", required=True)
+@click.option("--dtype", default="auto", show_default=True, help="What the model is computed in.")
 @click.option("--data", type=click.Path(exists=True, path_type=Path), required=True, help="Facts.")
 @click.option("--split", help="Of a file with splits.")
 @click.option("--limit", type=int, help="Only the first facts.")
@@ -64,6 +65,7 @@ WAYS = ("ffedit", "published", "plain")
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="Folder of the results.")
 def main(
     model: str,
+    dtype: str,
     data: Path,
     split: str | None,
     limit: int | None,
@@ -82,10 +84,14 @@ def main(
     out: Path,
 ) -> None:
     """Edit each fact in each way."""
-    editable, facts = ffedit.load(model), facts_in(data, split, limit, probed)
+    editable, facts = ffedit.load(model, dtype=dtype), facts_in(data, split, limit, probed)
     config, examiner = set_numbers(EditConfig(), numbers), Examiner(editable)
     text = ffedit.Corpus(corpus) if tokens is None else ffedit.Corpus(corpus, tokens)
-    write = partial(ffedit.edit, editable, config=config, **({} if method is None else {"method": method}))
+
+    def write(facts: Sequence[Fact], **given: Any) -> ffedit.Edit:
+        named = {} if method is None else {"method": method}
+        return ffedit.edit(editable, facts, config=held_out(config, facts), **named, **given)
+
     once: dict[str, float] = {}
 
     # Once for a model.
@@ -106,8 +112,12 @@ def main(
     few = sampled_prefixes(editable, FEW)
     stats = {address: moments for address, moments in stats.items() if address.layer in where}
 
-    settings = {"model": model, "data": data.name, "split": split, "layer": at, "corpus": corpus, "tokens": tokens}
-    own = {"layers": where, "method": first.provenance["method"], "config": first.provenance["config"]}
+    settings = {
+        **{"model": editable.name, "dtype": dtype, "data": data.name, "split": split, "layer": at},
+        **{"corpus": corpus, "tokens": tokens},
+    }
+    made_by = first.provenance["method"]
+    own = {"layers": where, "method": made_by, "config": METHODS[made_by].complete(config).to_dict()}
     told = {
         "ffedit": own,
         "published": {"steps": published_steps, "rate": published_rate},
@@ -147,7 +157,8 @@ def main(
             examiner.forget()
     found = {path.stem: read_journal(path)[1:] for path in sorted(out.glob("*.jsonl"))}
     text_of, summary = report(found)
-    heading = f"{model}, {data.name}{f' ({split})' if split else ''}, layer {at}, {own['method']}: {sharing(facts)}."
+    about = f"{data.name}{f' ({split})' if split else ''}, layer {at}"
+    heading = f"{editable.name}, {about}, {own['method']}: {sharing(facts)}."
     costs = "".join(f"- {name}: {seconds:.1f} s\n" for name, seconds in once.items())
     (out / "report.md").write_text(f"{heading}\n\n{text_of}\nOnce, in this run:\n\n{costs}", encoding="utf-8")
     keep(

@@ -132,9 +132,9 @@ ROWS = (
         f"python evaluations/scripts/compare.py --model smollm2 --data {SMOLLM2} --probed {SINGLE} --out DIR",
     ),
     (
-        "reports/smollm2-single-layer-0.*",
-        "the same at layer 0",
-        f"python evaluations/scripts/compare.py --model smollm2 --data {SMOLLM2} --probed {SINGLE} --layer 0 --out DIR",
+        "reports/gemma-single.*",
+        "the same of Gemma 3 270M",
+        f"python evaluations/scripts/compare.py --model gemma3-270m.gguf --data {GEMMA} --probed {SINGLE} --out DIR",
     ),
     (
         "reports/smollm2-rivals.*",
@@ -204,8 +204,8 @@ ROWS = (
     (
         "reports/ablation.md",
         "mechanisms on trial on real models, with paired differences",
-        "python evaluations/scripts/ablation.py run --models DIR --model gemma3-270m --limit 30 --out OUT "
-        "default`, then `python evaluations/scripts/ablation.py table --out OUT --into FILE.md",
+        "python evaluations/scripts/ablation.py run --models DIR --out OUT default`, then "
+        "`python evaluations/scripts/ablation.py table --out OUT --into FILE.md",
     ),
     (
         "reports/key-statistics-quality.*",

@@ -86,6 +86,7 @@ def bench(
     group, path, plan = process_group or ProcessGroup(), Path(out), Mode.parse(mode)
     configs = settings.configured([methods] if isinstance(methods, str) else list(methods), config)
     settings.check_facts(facts)
+    configs = {name: settings.held_out(numbers, facts) for name, numbers in configs.items()}
     if layers:
         settings.check_reach(editable, facts, layers, configs)
     generic_text = None if text is None else Path(text)

@@ -17,7 +17,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, product
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ from ffedit.errors import EditError, FactError
 from ffedit.evaluator import drift, generations, intervals
 from ffedit.facts.fact import Fact
 from ffedit.inference.corpus import Corpus
+from ffedit.inference.names import alike, names
 from ffedit.loading.distributed import ProcessGroup
 from ffedit.model.editable import Editable
 from ffedit.model.fingerprint import fingerprint
@@ -104,6 +105,18 @@ def configured(methods: Sequence[str], config: EditConfig | Mapping[str, EditCon
     if isinstance(config, Mapping):
         return {name: config[name] for name in names}
     return {name: config or preset("default", name) for name in names}
+
+
+def held_out(config: EditConfig, facts: Sequence[Fact]) -> EditConfig:
+    """Take from the names that C knows those that are asked about: scores are to hold for names that no edit has seen.
+
+    These are the names that ship and stand in a probe of another subject (`Fact.neighbors`).
+    """
+    if not config.key.names_weight:
+        return config
+    asked = "\n".join(probe.prompt for fact in facts for probe in fact.neighbors)
+    found = [name for name in names() if alike(name, asked)]
+    return replace(config, key=replace(config.key, without_names=(*config.key.without_names, *found)))
 
 
 def check_facts(facts: Sequence[Fact]) -> None:

@@ -24,6 +24,7 @@ from ffedit.editor.edit import Edit, as_edits, restored
 from ffedit.editor.job import Job
 from ffedit.editor.key import PromptSet, build_prompts, read_keys, without_sinks
 from ffedit.editor.methods import METHODS, config_from_dict, preset
+from ffedit.editor.name_keys import name_moments
 from ffedit.editor.provenance import Record
 from ffedit.editor.solve import store
 from ffedit.editor.statistics import by_layer, moments_for
@@ -82,7 +83,8 @@ def combine(
     ff_layers = by_layer(editable, {at for edit in edits for at in edit.updates})
     memories = [memory for ff in ff_layers for memory in ff.memories]
     stats = moments_for(editable, memories, stats, len(prompt_sets), config.seed, progress)
-    record = Record(method, Job(editable, facts, ff_layers, config, stats))
+    names = name_moments(editable, ff_layers, [*prompt_sets], config.key)
+    record = Record(method, Job(editable, facts, ff_layers, config, stats, names=names))
     with restored(memories):
         for i, ff in enumerate(ff_layers):
             W = ff.matrix

@@ -65,13 +65,22 @@ class KeyConfig:
             prompt's).
         context_weight: how much the spread of a subject's key over its contexts counts, against all ordinary text, when
             the change is spread over the keys: so that the subject receives the same δ in every context.
+        mention_share: share of the key that is read in neutral mentions of the subject ("The story of ..."); the rest
+            is read in the texts that state the fact, which all have the same words around it.
+        names_weight: how much the keys of other names count, against all ordinary text: so that they receive little.
+        without_names: these are not among the other names, besides the facts' own subjects.
     """
 
     fact_token: FactToken = "subject_last"
     context_weight: float = 0.03
+    mention_share: float = 0.0
+    names_weight: float = 0.0
+    without_names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        check_numbers("key", self, weights=("context_weight",))
+        check_numbers("key", self, weights=("context_weight", "mention_share", "names_weight"))
+        if self.mention_share > 1:
+            raise EditError(f"key.mention_share is {self.mention_share}; at most 1 was expected")
         if self.fact_token not in get_args(FactToken):
             tokens = ", ".join(get_args(FactToken))
             raise EditError(f"key.fact_token is {self.fact_token!r}; one of {tokens} was expected")

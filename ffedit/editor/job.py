@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from torch import Tensor
@@ -12,6 +12,7 @@ from ffedit.algebra.key_moments import KeyMoments
 from ffedit.algebra.linalg import Moment, blocks_of, diagonal
 from ffedit.editor.config import EditConfig
 from ffedit.editor.edit import Edit
+from ffedit.editor.name_keys import NameMoment
 from ffedit.facts.fact import Fact, by_subject
 from ffedit.loading.distributed import ALONE, ProcessGroup
 from ffedit.model.editable import Editable
@@ -32,6 +33,7 @@ class Job:
     after: Sequence[Edit] = ()  # earlier edits, applied to the model, whose keys are to keep their outputs
     progress: Progress = silent  # called with the progress
     process_group: ProcessGroup = ALONE  # processes that share the work, all of which compute the same edit
+    names: Mapping[int, NameMoment] = field(default_factory=dict)  # of the same layers, where names count
 
     @property
     def memories(self) -> list[KeyValueMemory]:
@@ -57,9 +59,13 @@ class Problem:
     own: Moment
     kept: Tensor  # keys of earlier edits, [Σ d_ff, p]
     config: EditConfig  # all numbers; the method's own are `config.of(name, kind)`
+    names: Moment | None = None  # weighted second moment of the keys of other names, [Σ d_ff, Σ d_ff]
 
     @cached_property
     def C(self) -> Moment:
-        """Metric C of the norm ‖Δ‖_C: moments of other text plus `own`, [Σ d_ff, Σ d_ff]."""
-        pairs = zip(self.moments, blocks_of(self.own), strict=True)
-        return diagonal([moments.C.to(own.device).add_(own) for moments, own in pairs])  # C is a new tensor each time
+        """Metric C of the norm ‖Δ‖_C: moments of other text and names plus `own`, [Σ d_ff, Σ d_ff]."""
+        blocks = [moments.C.to(own.device) for moments, own in zip(self.moments, blocks_of(self.own), strict=True)]
+        for part in (self.own, *([] if self.names is None else [self.names])):
+            for block, more in zip(blocks, blocks_of(part), strict=True):
+                block.add_(more)  # C is a new tensor each time
+        return diagonal(blocks)

@@ -2,7 +2,9 @@
 
 A value optimised on a single prompt would overfit to it. ROME (arXiv 2202.05262, section 3.1) puts random prefixes,
 sampled from the model, before the prompt and preserves the subject's *essence* with a KL term at "{subject} is a". k*
-is the mean over the texts that state the fact (eq. 3); the same vector is used wherever the algebra needs a key.
+is the mean over the texts that state the fact (eq. 3), mixed with the mean over texts that only mention the subject:
+all of the former have the same words in front of it or behind, and a key read in these alone reaches less where other
+words stand there. The same vector is used wherever the algebra needs a key.
 
 Without a BOS, the first token of a text may be an attention sink, whose key carries nothing of the subject: a change
 there would affect every text. Texts that begin with a subject of one token are therefore left out (`without_sinks`).
@@ -25,6 +27,7 @@ from ffedit.facts.fact import Fact
 from ffedit.inference import replay
 from ffedit.inference.batching import TOKENS
 from ffedit.inference.contexts import Context, passes
+from ffedit.inference.names import MENTIONS, mention
 from ffedit.inference.own_text import contexts
 from ffedit.loading.distributed import ALONE, ProcessGroup
 from ffedit.model.editable import Editable
@@ -50,6 +53,8 @@ class PromptSet:
     fact_of: tuple[int, ...]  # for each of `prompts`, index of the subject's fact that it states
     essence: tuple[Encoded, ...]  # essence prompts, whose distribution at the last position is to be preserved
     prefixes: tuple[str, ...]  # as sampled
+    mentions: tuple[Encoded, ...] = ()  # texts that say nothing of the subject but its name
+    mention_share: float = 0.0  # of their mean key in k*
     sinks: int = 0  # number of texts left out because the subject is an attention sink in them
 
     def without(self, sinks: Collection[int]) -> PromptSet:
@@ -106,7 +111,10 @@ def _prompt_set(editable: Editable, facts: Sequence[Fact], leads: tuple[str, ...
         if leads and text.site == 0:  # without what makes the key there an attention sink's, the term would be dropped
             text = replace(_essence(editable, form, subject, sentence(leads[0])), fact_token=at)
         essence += [text] if len(text.ids) <= limit else []
-    return PromptSet(tuple(prompts), tuple(fact_of), tuple(essence), leads)
+    share = config.key.mention_share if at != "last" else 0.0  # a mention has no prompt behind the subject
+    mentions = [mention(editable, subject, lead, at) for lead in MENTIONS] if share else []
+    mentions = [text for text in mentions if len(text.ids) <= limit]
+    return PromptSet(tuple(prompts), tuple(fact_of), tuple(essence), leads, tuple(mentions), share if mentions else 0.0)
 
 
 def sentence(lead: str) -> str:
@@ -143,14 +151,20 @@ def read_keys(
     Each process of `group` reads its share of the sets, and receives the keys of all.
     """
     # Not the essence prompts: what follows them is to stay, so that no full δ is wanted there.
-    sets = [prompt_set.prompts for prompt_set in group.share(prompt_sets)]
-    keys, streams = group.in_all(lambda: _read(editable, ff, [text for texts in sets for text in texts]))
-    counts = [len(texts) for texts in sets]
-    K, means = (
-        torch.stack(group.exchange([double(rows).mean(0) for rows in of]), 1)
-        for of in (keys.split(counts), streams.split(counts))
-    )
-    return LayerKeys(K.to(ff.solve_device), means, group.exchange(keys.split(counts)))
+    own = group.share(prompt_sets)
+    texts = [text for prompt_set in own for text in (*prompt_set.prompts, *prompt_set.mentions)]
+    keys, streams = group.in_all(lambda: read_at(editable, ff, texts))
+    sizes = [len(part) for prompt_set in own for part in (prompt_set.prompts, prompt_set.mentions)]
+    stating, mentioned = keys.split(sizes)[::2], keys.split(sizes)[1::2]
+    parts = zip(stating, mentioned, [prompt_set.mention_share for prompt_set in own], strict=True)
+    means = [_mean(rows).lerp(_mean(said), share) if share else _mean(rows) for rows, said, share in parts]
+    behind = [_mean(rows) for rows in streams.split(sizes)[::2]]
+    K, streams = (torch.stack(group.exchange(columns), 1) for columns in (means, behind))
+    return LayerKeys(K.to(ff.solve_device), streams, group.exchange(stating))
+
+
+def _mean(rows: Tensor) -> Tensor:
+    return double(rows).mean(0)
 
 
 def without_sinks(editable: Editable, ff: FeedForward, prompt_sets: Sequence[PromptSet]) -> list[PromptSet]:
@@ -158,7 +172,7 @@ def without_sinks(editable: Editable, ff: FeedForward, prompt_sets: Sequence[Pro
     kept = list(prompt_sets)
     first = [torch.tensor([text.site == 0 for text in prompt_set.texts]) for prompt_set in kept]
     doubtful = [i for i, at in enumerate(first) if at.any() and not at[: len(kept[i].prompts)].all()]
-    keys = double(_read(editable, ff, [text for i in doubtful for text in kept[i].texts])[0])
+    keys = double(read_at(editable, ff, [text for i in doubtful for text in kept[i].texts])[0])
     for i, own in zip(doubtful, keys.split([len(first[i]) for i in doubtful]), strict=True):
         alike = torch.cosine_similarity(own, own[~first[i]].mean(0, keepdim=True))
         kept[i] = kept[i].without([row for row in first[i].nonzero()[:, 0].tolist() if float(alike[row]) < SINK])
@@ -170,7 +184,7 @@ def zero_moment(ff: FeedForward) -> Moment:
     return diagonal([torch.zeros(size, size, dtype=torch.float64, device=ff.solve_device) for size in ff.sizes])
 
 
-def _read(editable: Editable, ff: FeedForward, texts: Sequence[Encoded]) -> tuple[Tensor, Tensor]:
+def read_at(editable: Editable, ff: FeedForward, texts: Sequence[Encoded]) -> tuple[Tensor, Tensor]:
     """Return keys [texts, Σ d_ff] and residual stream [texts, d_model] at each subject's last token.
 
     Texts are run as far as that token, through the layers up to this one, and what they begin with once.

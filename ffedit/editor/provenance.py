@@ -70,6 +70,7 @@ class Record:
             "division": {},
             "config": job.config.to_dict(),
             "statistics": {str(m.address): _statistics(job.stats[m.address]) for m in memories if job.stats},
+            **_names(job),
             "versions": versions(),
         }
 
@@ -190,6 +191,11 @@ def _kept(ff: FeedForward, again: Collection[str], after: Sequence[Edit]) -> Ten
         return torch.empty(ff.shape[1], 0, dtype=torch.float64)
     silent = {memory.address: torch.zeros(memory.d_ff, dtype=torch.float64) for memory in ff.memories}
     return torch.stack([torch.cat(list((silent | column).values())) for column in columns.values()], 1)
+
+
+def _names(job: Job) -> dict[str, Any]:
+    about = {str(at): {"count": names.count, "left_out": [*names.left_out]} for at, names in job.names.items()}
+    return {"names": about} if about else {}
 
 
 def _statistics(moments: KeyMoments) -> dict[str, Any]:

@@ -100,7 +100,8 @@ def store(
     assert solver is not None
     own = read.add_context_moment(zero_moment(ff), job.config.key.context_weight)
     moments = [job.stats[memory.address] for memory in ff.memories]
-    problem = Problem(W, K, V.to(W.device), moments, own, record.kept[ff.layer].to(W.device), job.config)
+    names = job.names[ff.layer].moment if job.names else None
+    problem = Problem(W, K, V.to(W.device), moments, own, record.kept[ff.layer].to(W.device), job.config, names)
     delta = solver(problem)
     record.add(ff, delta, subjects, K, problem.V, divisions(delta, problem.C), method.guarantee(problem, delta))
     if write:
@@ -109,12 +110,16 @@ def store(
 
 def _unfinished(job: Job, prompt_sets: Sequence[PromptSet]) -> Path:
     """Return the path that keeps an interrupted choice of values, by all that they depend on."""
-    texts = [[(text.ids, text.answer, text.site) for text in prompt_set.texts] for prompt_set in prompt_sets]
+    texts = [
+        [(text.ids, text.answer, text.site) for text in (*prompt_set.texts, *prompt_set.mentions)]
+        for prompt_set in prompt_sets
+    ]
     about = [
         __version__,
         fingerprint(job.editable),
         job.ff_layers[-1].layer,
         job.config.value,
+        job.config.key.mention_share,
         texts,
         job.process_group,
     ]

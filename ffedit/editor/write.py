@@ -12,6 +12,7 @@ from ffedit.editor.edit import Edit
 from ffedit.editor.job import Job
 from ffedit.editor.key import build_prompts
 from ffedit.editor.methods import check_method, preset
+from ffedit.editor.name_keys import NameMoment, name_moments
 from ffedit.editor.solve import solve
 from ffedit.editor.statistics import moments_for
 from ffedit.editor.target_layers import find_ff_layers, routing
@@ -52,14 +53,16 @@ def write(
     check_after(editable, after)
     check_quantised(editable, chosen, ff_layers)
     moments: Mapping[Address, KeyMoments] = {}
+    names: Mapping[int, NameMoment] = {}
     if chosen.statistics:
         moments = moments_for(editable, memories, stats, len(groups), config.seed, progress, process_group)
+        names = name_moments(editable, ff_layers, [group[0].subject for group in groups], config.key, process_group)
     refusal = EditError(
         f"not enough memory to write {counted(len(facts), 'fact')} by {method}: beside the model, some matrices of "
         "d_ff² float64 numbers are needed; write fewer facts or layers, or use another --device"
     )
     with refuse_out_of_memory(refusal):
-        job = Job(editable, facts, ff_layers, config, moments, after, progress, process_group)
+        job = Job(editable, facts, ff_layers, config, moments, after, progress, process_group, names)
         edit = solve(chosen, job) if chosen.compute is None else chosen.compute(job)
         if prompt_sets:
             edit = edit.noted(routing=routing(job, edit, prompt_sets))

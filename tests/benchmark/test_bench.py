@@ -19,9 +19,11 @@ from ffedit import Edit, EditError, Fact, FactError
 from ffedit.algebra.low_rank import LowRank
 from ffedit.benchmark import Mode, bench
 from ffedit.benchmark.hardware import machines_list
-from ffedit.benchmark.settings import checkpoints
+from ffedit.benchmark.settings import checkpoints, held_out
 from ffedit.benchmark.tables import markdown, number
+from ffedit.editor.config import EditConfig, KeyConfig
 from ffedit.evaluator import Evaluation
+from ffedit.inference.names import names
 from ffedit.model.editable import Editable
 
 
@@ -76,6 +78,14 @@ def test_checkpoints_are_about_ten_and_end_at_the_end() -> None:
     assert checkpoints([(i,) for i in range(200)]) == [20 * n - 1 for n in range(1, 11)]
     assert checkpoints([(0, 1, 2), (3,)]) == [0, 1]
     assert checkpoints([(0,)]) == [0]
+
+
+def test_names_that_are_asked_about_are_held_out() -> None:
+    fact = Fact("Eiffel Tower", "{} is in", target="Rome", previous="Paris", neighbors=["Rialto Bridge is in"])
+    config = held_out(EditConfig(key=KeyConfig(names_weight=3.0)), [fact])
+    assert "Rialto Bridge" in names() and config.key.without_names == ("Rialto Bridge",)
+    without = EditConfig(key=KeyConfig(names_weight=0.0))
+    assert held_out(without, [fact]) is without, "where names do not count, none is held out"
 
 
 def test_single_edits_are_those_made_by_hand(editable: Editable, tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ def at_first(editable: Editable, sinks: bool, monkeypatch: pytest.MonkeyPatch) -
         found = [sink if sinks and text.subject_last == 0 else ordinary for text in texts]
         return torch.stack(found), torch.ones(len(texts), 3)
 
-    monkeypatch.setattr(key, "_read", run)
+    monkeypatch.setattr(key, "read_at", run)
     (prompt_set,) = build_prompts(editable, [[FACT]], quick())
     if prompt_set.prompts[0].subject_last != 0:
         pytest.skip("the tiny tokenizer puts a token in front or splits the name")
@@ -63,7 +63,7 @@ def test_behind_a_start_token_a_subject_is_no_sink(start: str, behind: int, monk
     editable = find_and_verify(zoo.model("llama"), zoo.begun(start), "llama")
     (prompt_set,) = build_prompts(editable, [[FACT]], quick())
     assert prompt_set.prompts[0].subject_last == prompt_set.prompts[0].site == behind
-    monkeypatch.setattr(key, "_read", lambda editable, ff, texts: (torch.zeros(len(texts), 8),) * 2)
+    monkeypatch.setattr(key, "read_at", lambda editable, ff, texts: (torch.zeros(len(texts), 8),) * 2)
     assert key.without_sinks(editable, editable.feed_forward[1], [prompt_set]) == [prompt_set]
     ran: list[Tensor] = []
     monkeypatch.undo()

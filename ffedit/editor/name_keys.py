@@ -1,0 +1,121 @@
+"""Read the keys of names in general, which C of running text hardly knows.
+
+An update adds u · k of its δ wherever a key k is read, u = C⁻¹k* / (k*ᵀ C⁻¹ k*). Few tokens of running text end a name,
+and most of these names are frequent ones, so that C spares words first, and a subject's look-alikes receive a good part
+of what is written at it. The metric of an edit can be that of text and of names,
+
+    C' = C + w E[k kᵀ]   over the last tokens of some thousand names, each mentioned once
+
+ROME and MEMIT take C from Wikipedia's text, which is full of names (arXiv 2202.05262, appendix E.2); here the names
+count by a weight, whatever the text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ffedit.algebra.linalg import Moment, diagonal, double
+from ffedit.editor.config import KeyConfig
+from ffedit.editor.edit import unedited
+from ffedit.editor.key import read_at
+from ffedit.errors import EditError, FactError
+from ffedit.files import cache
+from ffedit.files.resuming import load_state, save_state
+from ffedit.inference.names import MENTIONS, alike, mention, names
+from ffedit.loading.distributed import ALONE, ProcessGroup
+from ffedit.model.editable import Editable
+from ffedit.model.feed_forward import FeedForward
+from ffedit.model.fingerprint import fingerprint
+from ffedit.model.tokenization import Encoded
+
+
+@dataclass(frozen=True, eq=False)
+class NameMoment:
+    """Second moment of a layer's keys of other names."""
+
+    moment: Moment  # w E[k kᵀ], [Σ d_ff, Σ d_ff], float64, on the device where the layer is solved
+    count: int  # of names
+    left_out: tuple[str, ...]  # names that are of the facts' subjects, or that were not to count
+
+
+def name_moments(
+    editable: Editable,
+    ff_layers: Sequence[FeedForward],
+    subjects: Sequence[str],
+    config: KeyConfig,
+    group: ProcessGroup = ALONE,
+) -> dict[int, NameMoment]:
+    """Return the moments of each layer; none where names have no weight.
+
+    Args:
+        editable: the model.
+        ff_layers: the layers.
+        subjects: of the facts that are written: a name that is one of them, or words of one, is no other name.
+        config: the weight, and what else is left out.
+        group: processes that share the reading.
+    """
+    if not config.names_weight:
+        return {}
+    found = {}
+    for ff in ff_layers:
+        known, keys = name_keys(editable, ff, group)
+        others = (*subjects, *config.without_names)
+        out = torch.tensor([any(alike(name, other) for other in others) for name in known])
+        rows = [part.to(ff.solve_device) for part in keys[~out].float().split(ff.sizes, 1)]
+        weight, count = config.names_weight, max(1, len(rows[0]))
+        moment = diagonal([double(part.T @ part).mul_(weight / count).to(ff.solve_device) for part in rows])
+        left_out = tuple(name for name, is_out in zip(known, out.tolist(), strict=True) if is_out)
+        found[ff.layer] = NameMoment(moment, len(rows[0]), left_out)
+    return found
+
+
+def name_keys(editable: Editable, ff: FeedForward, group: ProcessGroup = ALONE) -> tuple[list[str], Tensor]:
+    """Return the names that ship and their keys [names, Σ d_ff], bfloat16, read in the unedited model or kept.
+
+    They are kept in bfloat16: rounding them changes their moment by less than a name does. A name that has no token of
+    its own is left out. Each process of `group` reads its share, and receives all.
+    """
+    with unedited(editable) if editable.history.originals else nullcontext():
+        about = [fingerprint(editable, ff.layer), ff.layer, str(ff.dtype), editable.chat, names(), MENTIONS]
+        path = cache.path("names", sha256(repr(about).encode()).hexdigest()[:24], ".safetensors")
+        found = _kept(path)
+        if not all(group.gather(found is not None)):
+            mentions = {
+                name: text for i, name in enumerate(names()) if (text := _mention(editable, name, i)) is not None
+            }
+            own = group.share(list(mentions.values()))
+            rows = group.in_all(lambda: read_at(editable, ff, own)[0].to("cpu", torch.bfloat16))
+            found = list(mentions), torch.stack(group.exchange(list(rows)))
+            _keep(path, *found)
+    assert found is not None
+    return found
+
+
+def _mention(editable: Editable, name: str, number: int) -> Encoded | None:
+    try:
+        text = mention(editable, name, MENTIONS[number % len(MENTIONS)])
+    except FactError:
+        return None
+    return text if len(text.ids) <= editable.max_tokens else None
+
+
+def _keep(path: Path, known: list[str], keys: Tensor) -> None:
+    try:
+        save_state(path, {"keys": keys}, known)
+    except EditError:  # a full disk costs the next edit some seconds, and this one nothing
+        return
+
+
+def _kept(path: Path) -> tuple[list[str], Tensor] | None:
+    try:
+        tensors, known = load_state(path, "holds no keys of names")
+        return known, tensors["keys"]
+    except (EditError, KeyError):  # there are none, or the file is damaged
+        return None

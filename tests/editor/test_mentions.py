@@ -1,0 +1,58 @@
+"""The share of k* that is read where a text only mentions the subject."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+import zoo
+from writing import FACT, quick, with_numbers, write
+
+from ffedit import EditConfig, EditError
+from ffedit.algebra.linalg import double
+from ffedit.editor.config import KeyConfig
+from ffedit.editor.key import build_prompts, read_at, read_keys
+from ffedit.inference.names import MENTIONS
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
+def test_the_key_is_a_mean_of_what_states_the_fact_and_of_what_mentions_the_subject(share: float) -> None:
+    editable = zoo.trained("gpt2", True)
+    (prompt_set,) = build_prompts(editable, [[FACT]], quick(mention_share=share))
+    found = read_keys(editable, editable.feed_forward[1], [prompt_set])
+    stating = double(read_at(editable, editable.feed_forward[1], prompt_set.prompts)[0])
+    expected = stating.mean(0)
+    if share:
+        assert [editable.tokenizer.decode(text.ids).split()[-2:] for text in prompt_set.mentions] == [
+            ["Eiffel", "tower"]
+        ] * len(MENTIONS)
+        mentioned = double(read_at(editable, editable.feed_forward[1], prompt_set.mentions)[0])
+        assert not torch.allclose(mentioned.mean(0), expected)
+        expected = (1 - share) * expected + share * mentioned.mean(0)
+    torch.testing.assert_close(found.K[:, 0], expected, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(double(found.same[0]), stating, rtol=1e-5, atol=1e-6)
+
+
+def test_read_in_mentions_alone_the_key_gives_them_the_whole_change_on_average() -> None:
+    editable, received = zoo.trained("gpt2", True), []
+    (prompt_set,) = build_prompts(editable, [[FACT]], quick(mention_share=0.5))
+    keys = double(read_at(editable, editable.feed_forward[1], prompt_set.mentions)[0])
+    for share in (0.0, 1.0):
+        edit = write(editable, method="rome", mention_share=share, context_weight=0.0)
+        (delta,) = edit.updates.values()
+        received.append(float((keys @ delta.right.T).mean()))
+    assert received[1] == pytest.approx(1.0, abs=1e-4) and abs(received[0] - 1) > 0.01
+
+
+def test_a_key_at_the_prompts_last_token_has_no_mentions() -> None:
+    config = quick(mention_share=0.5, fact_token="last")
+    (prompt_set,) = build_prompts(zoo.shared("gpt2", True), [[FACT]], config)
+    assert prompt_set.mentions == () and prompt_set.mention_share == 0.0
+
+
+def test_a_share_below_none_or_above_all_is_refused() -> None:
+    with pytest.raises(EditError, match="at most 1"):
+        with_numbers(EditConfig(), mention_share=1.5)
+    with pytest.raises(EditError, match="0 or more"):
+        replace(KeyConfig(), mention_share=-0.1)

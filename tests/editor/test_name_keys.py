@@ -1,0 +1,98 @@
+"""Keys of other names in the metric of an edit: which they are, what they do to an update, where they are kept."""
+
+from __future__ import annotations
+
+import unicodedata
+from dataclasses import replace
+
+import pytest
+import torch
+import zoo
+from writing import FACT, quick, write, write_facts
+
+from ffedit import Editable, Fact
+from ffedit.algebra.linalg import double
+from ffedit.editor import name_keys as module
+from ffedit.editor.config import KeyConfig
+from ffedit.editor.key import read_at
+from ffedit.editor.name_keys import name_keys, name_moments
+from ffedit.files import cache
+from ffedit.inference.corpus import Corpus
+from ffedit.inference.names import MENTIONS, alike, mention, names
+
+FEW = ("Rome", "Paris", "Marie Curie", "Marie", "France", "Spain", "Madrid")
+
+
+@pytest.fixture
+def editable(monkeypatch: pytest.MonkeyPatch) -> Editable:
+    monkeypatch.setattr(module, "names", lambda: FEW)
+    return zoo.trained("gpt2", True)
+
+
+def test_the_names_that_ship_are_many_of_many_kinds_and_each_once() -> None:
+    found = names()
+    assert len(found) > 3000 and len({name.casefold() for name in found}) == len(found)
+    assert all(name == unicodedata.normalize("NFC", name.strip()) and "{" not in name for name in found)
+    scripts = {unicodedata.name(name[0]).split()[0] for name in found}
+    assert {"LATIN", "CYRILLIC", "GREEK", "ARABIC", "HEBREW", "CJK", "HANGUL", "DEVANAGARI", "THAI"} <= scripts
+
+
+@pytest.mark.parametrize(
+    ("name", "other", "expected"),
+    [("Oman", "Romania", False), ("Rome", "ROME", True), ("Marie", "Marie Curie", True), ("Nile", "Blue Nile", True)],
+)
+def test_names_are_alike_where_one_is_words_of_the_other(name: str, other: str, expected: bool) -> None:
+    assert alike(name, other) is alike(other, name) is expected
+
+
+def test_the_moment_is_the_mean_over_the_names_that_are_not_the_subjects(editable: Editable) -> None:
+    ff = editable.feed_forward[1]
+    config = KeyConfig(names_weight=2.0, without_names=("Madrid",))
+    found = name_moments(editable, [ff], ["Marie Curie"], config)[1]
+    assert found.count == 4 and found.left_out == ("Marie Curie", "Marie", "Madrid")
+    others = [mention(editable, name, MENTIONS[FEW.index(name)]) for name in ("Rome", "Paris", "France", "Spain")]
+    keys = double(read_at(editable, ff, others)[0].bfloat16())
+    torch.testing.assert_close(found.moment, 2.0 * keys.T @ keys / 4, rtol=1e-5, atol=1e-7)
+    assert name_moments(editable, [ff], [], replace(config, names_weight=0.0)) == {}
+
+
+@pytest.mark.parametrize("method", ["rome", "emmet", "memit"])
+def test_other_names_receive_less_and_the_subject_as_much(editable: Editable, method: str) -> None:
+    """uᵀ(C + w E)u is least: more weight on E cannot make uᵀEu larger, nor uᵀCu smaller; uᵀk* stays 1."""
+    ff = editable.feed_forward[1]
+    _, keys = name_keys(editable, ff)
+    received, subject = [], []
+    for weight in (0.0, 1.0, 100.0):
+        edit = write(editable, method=method, names_weight=weight)
+        (at, delta), (key,) = next(iter(edit.updates.items())), [keys.T for keys in edit.keys.values()]
+        received.append(float((double(keys) @ delta.right.T).square().mean()))
+        subject.append(float(delta.norm() and (delta @ key[0]).norm()))
+        count = edit.provenance.get("names", {}).get(str(at.layer), {}).get("count")
+        assert count == (len(FEW) if weight else None), "and it says how many they were"
+    assert received[0] > received[1] > received[2]
+    assert subject[1] == pytest.approx(subject[0], rel=0.02) and subject[2] == pytest.approx(subject[0], rel=0.2)
+
+
+def test_a_subject_among_the_names_is_none_of_the_others(editable: Editable) -> None:
+    fact = Fact("Rome", "{} is in", target="Spain", previous="Italy")
+    edit = write(editable, fact, names_weight=3.0)
+    assert edit.provenance["names"]["1"] == {"count": len(FEW) - 1, "left_out": ["Rome"]}
+
+
+def test_keys_are_kept_and_read_again_with_the_same_bits(editable: Editable, monkeypatch: pytest.MonkeyPatch) -> None:
+    ff, read = editable.feed_forward[1], []
+    monkeypatch.setattr(module, "read_at", lambda *about: read.append(1) or read_at(*about))
+    first = name_keys(editable, ff)[1]
+    again = name_keys(editable, ff)[1]
+    assert torch.equal(first, again) and len(read) == 1
+    (entry,) = [path for path in cache.entries() if path.parent.name == "names"]
+    entry.write_bytes(entry.read_bytes()[:-9])
+    assert torch.equal(name_keys(editable, ff)[1], first) and len(read) == 2, "a damaged entry is read anew"
+
+
+def test_names_are_those_of_the_unedited_model(editable: Editable) -> None:
+    ff = editable.feed_forward[2]
+    before = name_keys(editable, ff)[1]
+    edit = write_facts(editable, [FACT], "memit", [1], quick(names_weight=1.0), Corpus(tokens=600))
+    with edit.applied(editable):
+        assert torch.equal(name_keys(editable, ff)[1], before)
