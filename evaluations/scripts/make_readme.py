@@ -137,6 +137,12 @@ ROWS = (
         f"python evaluations/scripts/compare.py --model gemma3-270m.gguf --data {GEMMA} --probed {SINGLE} --out DIR",
     ),
     (
+        "reports/qwen-single.*",
+        "the same of Qwen2.5-Coder-1.5B-Instruct, all 27 of such facts",
+        f"python evaluations/scripts/compare.py --model qwen2.5-1.5b.gguf --dtype bfloat16 --data {QWEN} --probed {SINGLE} "
+        "--out DIR",
+    ),
+    (
         "reports/smollm2-rivals.*",
         "the first seven beside the published procedure, also at equal seconds, and a plain rank-one editor",
         f"python evaluations/scripts/compare.py --model smollm2 --data {SMOLLM2} --probed --split reporting --limit 7 "
