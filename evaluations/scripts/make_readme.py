@@ -139,8 +139,8 @@ ROWS = (
     (
         "reports/qwen-single.*",
         "the same of Qwen2.5-Coder-1.5B-Instruct, all 27 of such facts",
-        f"python evaluations/scripts/compare.py --model qwen2.5-1.5b.gguf --dtype bfloat16 --data {QWEN} --probed {SINGLE} "
-        "--out DIR",
+        f"python evaluations/scripts/compare.py --model qwen2.5-1.5b.gguf --dtype bfloat16 --data {QWEN} --probed "
+        f"{SINGLE} --out DIR",
     ),
     (
         "reports/smollm2-rivals.*",
