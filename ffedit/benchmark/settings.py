@@ -31,7 +31,7 @@ from ffedit.errors import EditError, FactError
 from ffedit.evaluator import drift, generations, intervals
 from ffedit.facts.fact import Fact
 from ffedit.inference.corpus import Corpus
-from ffedit.inference.names import alike, names
+from ffedit.inference.names import names, stands_in
 from ffedit.loading.distributed import ProcessGroup
 from ffedit.model.editable import Editable
 from ffedit.model.fingerprint import fingerprint
@@ -115,8 +115,8 @@ def held_out(config: EditConfig, facts: Sequence[Fact]) -> EditConfig:
     if not config.key.names_weight:
         return config
     asked = "\n".join(probe.prompt for fact in facts for probe in fact.neighbors)
-    found = [name for name in names() if alike(name, asked)]
-    return replace(config, key=replace(config.key, without_names=(*config.key.without_names, *found)))
+    found = dict.fromkeys([*config.key.without_names, *(name for name in names() if stands_in(name, asked))])
+    return replace(config, key=replace(config.key, without_names=tuple(found)))
 
 
 def check_facts(facts: Sequence[Fact]) -> None:

@@ -68,7 +68,7 @@ class KeyConfig:
         mention_share: share of the key that is read in neutral mentions of the subject ("The story of ..."); the rest
             is read in the texts that state the fact, which all have the same words around it.
         names_weight: how much the keys of other names count, against all ordinary text: so that they receive little.
-        without_names: these are not among the other names, besides the facts' own subjects.
+        without_names: these, and names that are words of one of them, do not count, nor do the facts' own subjects.
     """
 
     fact_token: FactToken = "subject_last"
@@ -79,6 +79,7 @@ class KeyConfig:
 
     def __post_init__(self) -> None:
         check_numbers("key", self, weights=("context_weight", "mention_share", "names_weight"))
+        EditError.unless(self.without_names, tuple, "key.without_names: names were expected")
         if self.mention_share > 1:
             raise EditError(f"key.mention_share is {self.mention_share}; at most 1 was expected")
         if self.fact_token not in get_args(FactToken):

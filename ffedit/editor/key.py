@@ -2,9 +2,9 @@
 
 A value optimised on a single prompt would overfit to it. ROME (arXiv 2202.05262, section 3.1) puts random prefixes,
 sampled from the model, before the prompt and preserves the subject's *essence* with a KL term at "{subject} is a". k*
-is the mean over the texts that state the fact (eq. 3), mixed with the mean over texts that only mention the subject:
-all of the former have the same words in front of it or behind, and a key read in these alone reaches less where other
-words stand there. The same vector is used wherever the algebra needs a key.
+is the mean over the texts that state the fact (eq. 3). All of these have the same words around the subject, and a key
+read in them alone reaches less where other words stand there; so a share of k* can be the mean over texts that only
+mention the subject. The same vector is used wherever the algebra needs a key.
 
 Without a BOS, the first token of a text may be an attention sink, whose key carries nothing of the subject: a change
 there would affect every text. Texts that begin with a subject of one token are therefore left out (`without_sinks`).
@@ -132,7 +132,7 @@ def _essence(editable: Editable, form: str, subject: str, before: str = "") -> E
 class LayerKeys:
     """Keys and residual stream of one layer on the texts of n prompt sets, in the model as it is."""
 
-    K: Tensor  # k* of each, [Σ d_ff, n], float64, on the device where the layer is solved
+    K: Tensor  # k* of each, with its mentions' share, [Σ d_ff, n], float64, on the device where the layer is solved
     # mean over the same texts of the residual stream behind the layer at the subject's last token, [d_model, n],
     # float64
     streams: Tensor
@@ -185,7 +185,7 @@ def zero_moment(ff: FeedForward) -> Moment:
 
 
 def read_at(editable: Editable, ff: FeedForward, texts: Sequence[Encoded]) -> tuple[Tensor, Tensor]:
-    """Return keys [texts, Σ d_ff] and residual stream [texts, d_model] at each subject's last token.
+    """Return keys [texts, Σ d_ff] and residual stream [texts, d_model] at each text's site.
 
     Texts are run as far as that token, through the layers up to this one, and what they begin with once.
     """

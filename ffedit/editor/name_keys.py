@@ -63,16 +63,15 @@ def name_moments(
     """
     if not config.names_weight:
         return {}
-    found = {}
+    others, found = (*subjects, *config.without_names), {}
+    theirs = {name for name in names() if any(alike(name, other) for other in others)}
     for ff in ff_layers:
         known, keys = name_keys(editable, ff, group)
-        others = (*subjects, *config.without_names)
-        out = torch.tensor([any(alike(name, other) for other in others) for name in known])
-        rows = [part.to(ff.solve_device) for part in keys[~out].float().split(ff.sizes, 1)]
-        weight, count = config.names_weight, max(1, len(rows[0]))
-        moment = diagonal([double(part.T @ part).mul_(weight / count).to(ff.solve_device) for part in rows])
-        left_out = tuple(name for name, is_out in zip(known, out.tolist(), strict=True) if is_out)
-        found[ff.layer] = NameMoment(moment, len(rows[0]), left_out)
+        counted = torch.tensor([name not in theirs for name in known])
+        rows = [part.to(ff.solve_device) for part in keys[counted].float().split(ff.sizes, 1)]
+        scale = config.names_weight / max(1, len(rows[0]))
+        moment = diagonal([double(part.T @ part).mul_(scale).to(ff.solve_device) for part in rows])
+        found[ff.layer] = NameMoment(moment, len(rows[0]), tuple(name for name in known if name in theirs))
     return found
 
 
@@ -93,12 +92,14 @@ def name_keys(editable: Editable, ff: FeedForward, group: ProcessGroup = ALONE) 
             own = group.share(list(mentions.values()))
             rows = group.in_all(lambda: read_at(editable, ff, own)[0].to("cpu", torch.bfloat16))
             found = list(mentions), torch.stack(group.exchange(list(rows)))
-            _keep(path, *found)
+            known, keys = found
+            cache.write(path, lambda target: save_state(target, {"keys": keys}, known))
     assert found is not None
     return found
 
 
 def _mention(editable: Editable, name: str, number: int) -> Encoded | None:
+    """Encode the mention of the name of this number; None where it has no token, or the model takes fewer tokens."""
     try:
         text = mention(editable, name, MENTIONS[number % len(MENTIONS)])
     except FactError:
@@ -106,16 +107,10 @@ def _mention(editable: Editable, name: str, number: int) -> Encoded | None:
     return text if len(text.ids) <= editable.max_tokens else None
 
 
-def _keep(path: Path, known: list[str], keys: Tensor) -> None:
-    try:
-        save_state(path, {"keys": keys}, known)
-    except EditError:  # a full disk costs the next edit some seconds, and this one nothing
-        return
-
-
 def _kept(path: Path) -> tuple[list[str], Tensor] | None:
+    """Return what `name_keys` kept; None where there is no sound file."""
     try:
         tensors, known = load_state(path, "holds no keys of names")
         return known, tensors["keys"]
-    except (EditError, KeyError):  # there are none, or the file is damaged
+    except (EditError, KeyError):
         return None

@@ -43,9 +43,10 @@ def mention(editable: Editable, name: str, lead: str, fact_token: FactToken = "s
 
 def alike(name: str, other: str) -> bool:
     """Return True if one of two names is the other, or words of it, whatever the case."""
-    name, other = name.casefold(), other.casefold()
-    return _has(name, other) or _has(other, name)
+    return stands_in(name, other) or stands_in(other, name)
 
 
-def _has(text: str, words: str) -> bool:
-    return words in text and re.search(rf"(?<!\w){re.escape(words)}(?!\w)", text) is not None
+def stands_in(name: str, text: str) -> bool:
+    """Return True if `text` holds the words of a name, whatever the case."""
+    name, text = name.casefold(), text.casefold()
+    return name in text and re.search(rf"(?<!\w){re.escape(name)}(?!\w)", text) is not None

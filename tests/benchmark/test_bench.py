@@ -84,6 +84,7 @@ def test_names_that_are_asked_about_are_held_out() -> None:
     fact = Fact("Eiffel Tower", "{} is in", target="Rome", previous="Paris", neighbors=["Rialto Bridge is in"])
     config = held_out(EditConfig(key=KeyConfig(names_weight=3.0)), [fact])
     assert "Rialto Bridge" in names() and config.key.without_names == ("Rialto Bridge",)
+    assert held_out(config, [fact]) == config, "once is enough"
     without = EditConfig(key=KeyConfig(names_weight=0.0))
     assert held_out(without, [fact]) is without, "where names do not count, none is held out"
 
