@@ -55,7 +55,7 @@ def solutions(
     for count in counts:
         n = min(bisect_left(ends, count) + 1, len(groups))
         K, V = keys[:, :n].double(), values.values[at][:, :n].double()
-        own = LayerKeys(read.K[:, :n], read.streams[:, :n], read.same[:n])
+        own = LayerKeys(read.K[:, :n], read.streams[:, :n], read.same[:n], read.shares[:n])
         context = own.add_context_moment(zero_moment(ff), config.key.context_weight)
         for method in METHODS_COMPARED:
             problem = Problem(ff.matrix, K, V, [stats[at]], context, K[:, :0], config)

@@ -39,10 +39,10 @@ Eigh: TypeAlias = Callable[[Tensor], tuple[Tensor, Tensor]]
 ROUNDING = 1e-8
 
 
-def add_context_moment(C: Moment, keys: Iterable[tuple[Tensor, Tensor]], weight: float) -> Moment:
+def add_context_moment(C: Moment, keys: Iterable[tuple[Tensor, Tensor, Tensor]], weight: float) -> Moment:
     """Add the spread of subjects' keys over their contexts to C, each `weight` times as much as all ordinary text.
 
-        C' = C + w Σ E[(k_j − k*)(k_j − k*)ᵀ]
+        C' = C + w Σ_subjects Σ_j s_j (k_j − k*)(k_j − k*)ᵀ        k* = Σ_j s_j k_j
 
     In ROME's norm the smallest change gives v* to the mean key k*; in one context the subject receives a third of the
     change and in another more than all of it. In the norm of C' a change costs what it does differently to the subject
@@ -50,7 +50,8 @@ def add_context_moment(C: Moment, keys: Iterable[tuple[Tensor, Tensor]], weight:
 
     Args:
         C: second moment of the keys of ordinary text, [d_in, d_in]; of `Blocks`, each counts its own entries of `keys`.
-        keys: of each subject, k* [d_in] and the keys k_j at its last token in several contexts, [n, d_in].
+        keys: of each subject, k* [d_in], the keys k_j at its last token in several contexts, [n, d_in], and the shares
+            s_j of these in k*, [n].
         weight: w; 0 is ROME.
 
     Returns:
@@ -59,7 +60,10 @@ def add_context_moment(C: Moment, keys: Iterable[tuple[Tensor, Tensor]], weight:
     sums = [double(block).clone() for block in blocks_of(C)]
     if weight:
         spread = torch.cat(
-            [(double(same).to(k.device) - double(k)) * (weight / max(1, len(same))) ** 0.5 for k, same in keys]
+            [
+                (double(same).to(k.device) - double(k)) * (weight * double(shares).to(k.device)).sqrt()[:, None]
+                for k, same, shares in keys
+            ]
         )
         for total, rows in zip(sums, split(spread, C), strict=True):
             a = rows.to(total)

@@ -77,6 +77,12 @@ class PromptSet:
         return len(set(self.fact_of))
 
     @property
+    def shares(self) -> Tensor:
+        """Share of each prompt's, then each mention's key in k*, [prompts + mentions], float64; they sum to 1."""
+        parts = (len(self.prompts), 1 - self.mention_share), (len(self.mentions), self.mention_share)
+        return torch.cat([torch.full((count,), share / max(1, count), dtype=torch.float64) for count, share in parts])
+
+    @property
     def texts(self) -> list[Encoded]:
         """All prompts, then the essence prompts."""
         return [*self.prompts, *self.essence]
@@ -136,11 +142,14 @@ class LayerKeys:
     # mean over the same texts of the residual stream behind the layer at the subject's last token, [d_model, n],
     # float64
     streams: Tensor
-    same: Sequence[Tensor]  # of each, the keys at the subject's last token in the texts that state it, [texts, Σ d_ff]
+    # of each, the keys that it is the mean of, at the subject's last token, [texts, Σ d_ff], and their shares, [texts]
+    same: Sequence[Tensor]
+    shares: Sequence[Tensor]
 
     def add_context_moment(self, C: Moment, weight: float) -> Moment:
         """Add the spread of each key over its contexts to C (`algebra.updates.add_context_moment`)."""
-        return updates.add_context_moment(C, zip(self.K.T, self.same, strict=True), weight) if weight else C
+        keys = zip(self.K.T, self.same, self.shares, strict=True)
+        return updates.add_context_moment(C, keys, weight) if weight else C
 
 
 def read_keys(
@@ -154,17 +163,18 @@ def read_keys(
     own = group.share(prompt_sets)
     texts = [text for prompt_set in own for text in (*prompt_set.prompts, *prompt_set.mentions)]
     keys, streams = group.in_all(lambda: read_at(editable, ff, texts))
-    sizes = [len(part) for prompt_set in own for part in (prompt_set.prompts, prompt_set.mentions)]
-    stating, mentioned = keys.split(sizes)[::2], keys.split(sizes)[1::2]
-    parts = zip(stating, mentioned, [prompt_set.mention_share for prompt_set in own], strict=True)
-    means = [_mean(rows).lerp(_mean(said), share) if share else _mean(rows) for rows, said, share in parts]
-    behind = [_mean(rows) for rows in streams.split(sizes)[::2]]
-    K, streams = (torch.stack(group.exchange(columns), 1) for columns in (means, behind))
-    return LayerKeys(K.to(ff.solve_device), streams, group.exchange(stating))
+    shares = [prompt_set.shares for prompt_set in own]
+    sizes = [len(part) for part in shares]
+    same, behind = list(keys.split(sizes)), list(streams.split(sizes))
+    means = [_mean(rows, part) for rows, part in zip(same, shares, strict=True)]
+    stating = [double(rows[: len(each.prompts)]).mean(0) for rows, each in zip(behind, own, strict=True)]
+    K, streams = (torch.stack(group.exchange(columns), 1) for columns in (means, stating))
+    return LayerKeys(K.to(ff.solve_device), streams, group.exchange(same), group.exchange(shares))
 
 
-def _mean(rows: Tensor) -> Tensor:
-    return double(rows).mean(0)
+def _mean(rows: Tensor, shares: Tensor) -> Tensor:
+    rows = double(rows)
+    return shares.to(rows.device) @ rows
 
 
 def without_sinks(editable: Editable, ff: FeedForward, prompt_sets: Sequence[PromptSet]) -> list[PromptSet]:

@@ -16,6 +16,7 @@ from ffedit.algebra.updates import add_context_moment, rank_one
 from ffedit.errors import EditError
 
 D_OUT, D_IN = 7, 12
+EQUAL = torch.full((4,), 0.25)  # shares in k* of four contexts
 
 
 def problem(seed: int = 0) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -62,7 +63,7 @@ def test_with_the_contexts_counted_in_a_change_is_the_same_in_every_context() ->
     same = k + 0.3 * torch.randn(4, D_IN, generator=torch.Generator().manual_seed(1))
     k, spread = same.mean(0), []
     for weight in (0.0, 1.0, 1e6):
-        delta = rank_one(W, k, v, add_context_moment(C, [(k, same)], weight)).dense
+        delta = rank_one(W, k, v, add_context_moment(C, [(k, same, EQUAL)], weight)).dense
         torch.testing.assert_close((W.double() + delta) @ k.double(), v.double(), rtol=1e-9, atol=1e-9)
         residual = v.double() - W.double() @ k.double()
         spread.append(float((same.double() @ delta.T - residual).norm() / residual.norm()))
@@ -74,9 +75,19 @@ def test_the_moment_of_the_contexts_is_that_of_their_spread() -> None:
     same = k + 0.3 * torch.randn(4, D_IN, generator=torch.Generator().manual_seed(1))
     away = same.double() - k.double()
     expected = C.double() + 0.7 * sum(torch.outer(one, one) for one in away) / 4
-    torch.testing.assert_close(add_context_moment(C, [(k, same)], 0.7), expected, rtol=1e-12, atol=1e-12)
-    assert torch.equal(add_context_moment(C, [(k, same)], 0.0), C.double())
-    assert torch.equal(add_context_moment(C, [(k, k[None])], 0.7), C.double()), "one context has no spread"
+    torch.testing.assert_close(add_context_moment(C, [(k, same, EQUAL)], 0.7), expected, rtol=1e-12, atol=1e-12)
+    assert torch.equal(add_context_moment(C, [(k, same, EQUAL)], 0.0), C.double())
+    alone = add_context_moment(C, [(k, k[None], torch.ones(1))], 0.7)
+    assert torch.equal(alone, C.double()), "one context has no spread"
+
+
+def test_a_context_of_more_of_the_key_counts_more_in_its_spread() -> None:
+    """A share of two equal contexts in one is what they have in two."""
+    _, k, _, C = problem()
+    one, two = k + 0.3 * torch.randn(2, D_IN, generator=torch.Generator().manual_seed(2))
+    split = add_context_moment(C, [(k, torch.stack([one, one, two]), torch.tensor([0.5, 0.25, 0.25]))], 0.7)
+    joined = add_context_moment(C, [(k, torch.stack([one, two]), torch.tensor([0.75, 0.25]))], 0.7)
+    torch.testing.assert_close(split, joined, rtol=1e-12, atol=1e-12)
 
 
 def test_the_update_has_rank_one() -> None:

@@ -22,15 +22,16 @@ def test_the_key_is_a_mean_of_what_states_the_fact_and_of_what_mentions_the_subj
     (prompt_set,) = build_prompts(editable, [[FACT]], quick(mention_share=share))
     found = read_keys(editable, editable.feed_forward[1], [prompt_set])
     stating = double(read_at(editable, editable.feed_forward[1], prompt_set.prompts)[0])
-    expected = stating.mean(0)
+    expected, rows = stating.mean(0), stating
     if share:
         assert len(prompt_set.mentions) == len(MENTIONS)
         assert all(editable.tokenizer.decode(text.ids).endswith("Eiffel tower") for text in prompt_set.mentions)
         mentioned = double(read_at(editable, editable.feed_forward[1], prompt_set.mentions)[0])
         assert not torch.allclose(mentioned.mean(0), expected)
-        expected = (1 - share) * expected + share * mentioned.mean(0)
+        expected, rows = (1 - share) * expected + share * mentioned.mean(0), torch.cat([stating, mentioned])
     torch.testing.assert_close(found.K[:, 0], expected, rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(double(found.same[0]), stating, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(double(found.same[0]), rows, rtol=1e-5, atol=1e-6)
+    assert float(found.shares[0].sum()) == pytest.approx(1.0) and len(found.shares[0]) == len(rows)
 
 
 def test_read_in_mentions_alone_the_key_gives_them_the_whole_change_on_average() -> None:
@@ -42,6 +43,19 @@ def test_read_in_mentions_alone_the_key_gives_them_the_whole_change_on_average()
         (delta,) = edit.updates.values()
         received.append(float((keys @ delta.right.T).mean()))
     assert received[1] == pytest.approx(1.0, abs=1e-4) and abs(received[0] - 1) > 0.01
+
+
+def test_with_their_spread_counted_the_prompt_and_the_mentions_each_receive_the_whole_change() -> None:
+    """A mean key alone gives its parts 1 on average only; their spread in C gives each the same."""
+    editable, furthest = zoo.trained("gpt2", True), []
+    (prompt_set,) = build_prompts(editable, [[FACT]], quick(mention_share=0.5))
+    texts = [*prompt_set.prompts, *prompt_set.mentions]
+    keys = double(read_at(editable, editable.feed_forward[1], texts)[0])
+    for weight in (0.0, 1e4):
+        edit = write(editable, method="rome", mention_share=0.5, context_weight=weight)
+        (delta,) = edit.updates.values()
+        furthest.append(float((keys @ delta.right.T - 1).abs().max()))
+    assert furthest[1] < 0.02 < furthest[0]
 
 
 def test_a_key_at_the_prompts_last_token_has_no_mentions() -> None:

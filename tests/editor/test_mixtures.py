@@ -253,9 +253,9 @@ def test_blocks_are_the_matrix_that_they_stand_for() -> None:
         lambda c: updates.least_squares(W, K, V, c, 0.1, P),
     ):
         torch.testing.assert_close(solve(C).dense, solve(dense).dense)
-    k, same = K[:, 0], K.T
-    spread = updates.add_context_moment(C, [(k, same)], 0.5)
-    whole = updates.add_context_moment(dense, [(k, same)], 0.5)
+    same = K[:, 0], K.T, torch.tensor([0.5, 0.3, 0.2])
+    spread = updates.add_context_moment(C, [same], 0.5)
+    whole = updates.add_context_moment(dense, [same], 0.5)
     assert isinstance(spread, Blocks) and isinstance(whole, Tensor)
     torch.testing.assert_close(torch.block_diag(*spread.blocks), whole * (dense != 0))
     U = Blocks(tuple(torch.linalg.qr(block).Q[:, :2] for block in C.blocks))
