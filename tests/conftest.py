@@ -10,6 +10,9 @@ import torch
 import transformers
 from shell import trained_folder
 
+from ffedit.editor import name_keys
+from ffedit.inference.names import names
+
 torch.set_num_threads(1)
 # A shell starts a job in the background with SIGINT ignored; Python leaves it so, and what tests start inherits it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -22,6 +25,12 @@ def cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "ffedit-cache"
     monkeypatch.setenv("FFEDIT_CACHE", str(folder))
     return folder
+
+
+@pytest.fixture(autouse=True)
+def few_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Count a fortieth of the names that ship in C: each test has its own cache, and would read all anew."""
+    monkeypatch.setattr(name_keys, "names", lambda: names()[::40])
 
 
 @pytest.fixture(scope="session")

@@ -51,7 +51,11 @@ MODELS = {
 VARIANTS: dict[str, dict[str, Any]] = {
     "default": {},
     "- contexts": {"prompts.contexts": 0},
+    "- names": {"key.names_weight": 0.0},
+    "- mentions": {"key.mention_share": 0.0},
     "- context_weight": {"key.context_weight": 0.0},
+    "- all three": {"key.names_weight": 0.0, "key.mention_share": 0.0, "key.context_weight": 0.0},
+    "ended at .6": {"value.target_probability": 0.6},
     "- kl_weight": {"value.kl_weight": 0.0},
     "- weight_decay": {"value.weight_decay": 0.0},
     "- penalty_decay": {"value.penalty_decay": 1.0},

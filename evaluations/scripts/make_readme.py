@@ -144,15 +144,9 @@ ROWS = (
     ),
     (
         "reports/smollm2-rivals.*",
-        "the first seven beside the published procedure, also at equal seconds, and a plain rank-one editor",
-        f"python evaluations/scripts/compare.py --model smollm2 --data {SMOLLM2} --probed --split reporting --limit 7 "
-        "--layer 8 --out DIR",
-    ),
-    (
-        "reports/smollm2-rivals-layer-0.*",
-        "the same at layer 0",
-        f"python evaluations/scripts/compare.py --model smollm2 --data {SMOLLM2} --probed --split reporting --limit 7 "
-        "--layer 0 --out DIR",
+        "the first twelve beside the published procedure, its rate tuned, and a plain rank-one editor",
+        f"python evaluations/scripts/compare.py --model smollm2 --data {SMOLLM2} --probed --split reporting "
+        "--limit 12 --published-rate 0.2 --way ffedit --way published --way plain --out DIR",
     ),
     (
         "reports/smollm2-hundred.*",

@@ -72,9 +72,9 @@ class KeyConfig:
     """
 
     fact_token: FactToken = "subject_last"
-    context_weight: float = 0.03
-    mention_share: float = 0.0
-    names_weight: float = 0.0
+    context_weight: float = 3.0
+    mention_share: float = 0.5
+    names_weight: float = 10.0
     without_names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -109,7 +109,7 @@ class ValueConfig:
     steps: int = 80
     step_size: float = 0.1
     optimizer: Literal["gradient", "adam"] = "gradient"
-    target_probability: float = 0.6
+    target_probability: float = 0.8
     target_loss: float = 0.0
     max_delta_norm: float = 4.0
     weight_decay: float = 8.0

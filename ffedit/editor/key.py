@@ -3,8 +3,8 @@
 A value optimised on a single prompt would overfit to it. ROME (arXiv 2202.05262, section 3.1) puts random prefixes,
 sampled from the model, before the prompt and preserves the subject's *essence* with a KL term at "{subject} is a". k*
 is the mean over the texts that state the fact (eq. 3). All of these have the same words around the subject, and a key
-read in them alone reaches less where other words stand there; so a share of k* can be the mean over texts that only
-mention the subject. The same vector is used wherever the algebra needs a key.
+read in them alone reaches less where other words stand there; so a share of k* is the mean over texts that only mention
+the subject. The same vector is used wherever the algebra needs a key.
 
 Without a BOS, the first token of a text may be an attention sink, whose key carries nothing of the subject: a change
 there would affect every text. Texts that begin with a subject of one token are therefore left out (`without_sinks`).
@@ -23,7 +23,7 @@ from ffedit.algebra import updates
 from ffedit.algebra.linalg import Moment, diagonal, double
 from ffedit.editor.config import EditConfig
 from ffedit.errors import EditError
-from ffedit.facts.fact import Fact
+from ffedit.facts.fact import Fact, FactToken
 from ffedit.inference import replay
 from ffedit.inference.batching import TOKENS
 from ffedit.inference.contexts import Context, passes
@@ -111,12 +111,8 @@ def _prompt_set(editable: Editable, facts: Sequence[Fact], leads: tuple[str, ...
             text = replace(editable.encode(before + fact.text, fact.new_object, span), fact_token=at)
             prompts += [text] if len(text.ids) <= limit else []
         fact_of += [i] * (len(prompts) - len(fact_of))
-    essence = []
-    for form in config.prompts.essence_prompts if config.value.kl_weight else ():
-        text = replace(_essence(editable, form, subject), fact_token=at)
-        if leads and text.site == 0:  # without what makes the key there an attention sink's, the term would be dropped
-            text = replace(_essence(editable, form, subject, sentence(leads[0])), fact_token=at)
-        essence += [text] if len(text.ids) <= limit else []
+    forms = config.prompts.essence_prompts if config.value.kl_weight else ()
+    essence = [text for form in forms if len((text := about(editable, form, subject, leads, at)).ids) <= limit]
     share = config.key.mention_share if at != "last" else 0.0  # a mention has no prompt behind the subject
     mentions = [mention(editable, subject, lead, at) for lead in MENTIONS] if share else []
     mentions = [text for text in mentions if len(text.ids) <= limit]
@@ -128,10 +124,15 @@ def sentence(lead: str) -> str:
     return lead + (" " if lead[-1] in ".!?" else ". ")
 
 
-def _essence(editable: Editable, form: str, subject: str, before: str = "") -> Encoded:
-    """Encode an essence prompt behind `before`."""
-    start = len(before) + form.index("{}")
-    return editable.encode(before + form.replace("{}", subject), span=(start, start + len(subject)))
+def about(editable: Editable, form: str, subject: str, leads: Sequence[str], fact_token: FactToken) -> Encoded:
+    """Encode `form` with `subject` in its slot; behind a prefix where the subject may be an attention sink without."""
+    for before in ("", *(sentence(lead) for lead in leads[:1])):
+        start = len(before) + form.index("{}")
+        text = editable.encode(before + form.replace("{}", subject), span=(start, start + len(subject)))
+        text = replace(text, fact_token=fact_token)
+        if text.site:
+            break
+    return text
 
 
 @dataclass(frozen=True, eq=False)

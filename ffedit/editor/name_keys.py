@@ -2,7 +2,7 @@
 
 An update adds u · k of its δ wherever a key k is read, u = C⁻¹k* / (k*ᵀ C⁻¹ k*). Few tokens of running text end a name,
 and most of these names are frequent ones, so that C spares words first, and a subject's look-alikes receive a good part
-of what is written at it. The metric of an edit can be that of text and of names,
+of what is written at it. The metric of an edit is that of text and of names,
 
     C' = C + w E[k kᵀ]   over the last tokens of some thousand names, each mentioned once
 
@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 
@@ -66,36 +67,55 @@ def name_moments(
     others, found = (*subjects, *config.without_names), {}
     theirs = {name for name in names() if any(alike(name, other) for other in others)}
     for ff in ff_layers:
-        known, keys = name_keys(editable, ff, group)
-        counted = torch.tensor([name not in theirs for name in known])
-        rows = [part.to(ff.solve_device) for part in keys[counted].float().split(ff.sizes, 1)]
-        scale = config.names_weight / max(1, len(rows[0]))
-        moment = diagonal([double(part.T @ part).mul_(scale).to(ff.solve_device) for part in rows])
-        found[ff.layer] = NameMoment(moment, len(rows[0]), tuple(name for name in known if name in theirs))
+        read = name_keys(editable, ff, group)
+        left_out = [i for i, name in enumerate(read.names) if name in theirs]
+        count = len(read.names) - len(left_out)
+        blocks = []
+        for total, part in zip(read.totals, double(read.keys[left_out]).split(ff.sizes, 1), strict=True):
+            blocks.append(double(total).addmm(part.T, part, alpha=-1).mul_(config.names_weight / max(1, count)))
+        moment = diagonal([block.to(ff.solve_device) for block in blocks])
+        found[ff.layer] = NameMoment(moment, count, tuple(read.names[i] for i in left_out))
     return found
 
 
-def name_keys(editable: Editable, ff: FeedForward, group: ProcessGroup = ALONE) -> tuple[list[str], Tensor]:
-    """Return the names that ship and their keys [names, Σ d_ff], bfloat16, read in the unedited model or kept.
+@dataclass(frozen=True, eq=False)
+class NameKeys:
+    """Keys of the names that ship, in one layer of the unedited model.
 
-    They are kept in bfloat16: rounding them changes their moment by less than a name does. A name that has no token of
-    its own is left out. Each process of `group` reads its share, and receives all.
+    They are kept in bfloat16: rounding them changes their moment by less than a name does.
+    """
+
+    names: Sequence[str]  # without those that have no token of their own
+    keys: Tensor  # [names, Σ d_ff], bfloat16
+    totals: Sequence[Tensor]  # Σ k kᵀ over all names, of each memory, [d_ff, d_ff], float32
+
+
+def name_keys(editable: Editable, ff: FeedForward, group: ProcessGroup = ALONE) -> NameKeys:
+    """Return the keys of names in a layer, read in the unedited model or kept.
+
+    Each process of `group` reads its share, and receives all.
     """
     with unedited(editable) if editable.history.originals else nullcontext():
         about = [fingerprint(editable, ff.layer), ff.layer, str(ff.dtype), editable.chat, names(), MENTIONS]
         path = cache.path("names", sha256(repr(about).encode()).hexdigest()[:24], ".safetensors")
-        found = _kept(path)
+        found = _kept(path, len(ff.sizes))
         if not all(group.gather(found is not None)):
             mentions = {
                 name: text for i, name in enumerate(names()) if (text := _mention(editable, name, i)) is not None
             }
             own = group.share(list(mentions.values()))
             rows = group.in_all(lambda: read_at(editable, ff, own)[0].to("cpu", torch.bfloat16))
-            found = list(mentions), torch.stack(group.exchange(list(rows)))
-            known, keys = found
-            cache.write(path, lambda target: save_state(target, {"keys": keys}, known))
+            keys = torch.stack(group.exchange(list(rows)))
+            parts = [part.float().to(ff.solve_device) for part in keys.split(ff.sizes, 1)]
+            found = NameKeys(list(mentions), keys, [(part.T @ part).cpu() for part in parts])
+            cache.write(path, partial(_keep, found))
     assert found is not None
     return found
+
+
+def _keep(read: NameKeys, path: Path) -> None:
+    totals = {f"total.{i}": total for i, total in enumerate(read.totals)}
+    save_state(path, {"keys": read.keys, **totals}, list(read.names))
 
 
 def _mention(editable: Editable, name: str, number: int) -> Encoded | None:
@@ -107,10 +127,10 @@ def _mention(editable: Editable, name: str, number: int) -> Encoded | None:
     return text if len(text.ids) <= editable.max_tokens else None
 
 
-def _kept(path: Path) -> tuple[list[str], Tensor] | None:
-    """Return what `name_keys` kept; None where there is no sound file."""
+def _kept(path: Path, memories: int) -> NameKeys | None:
+    """Return what `_keep` kept of a layer of so many memories; None where there is no sound file."""
     try:
         tensors, known = load_state(path, "holds no keys of names")
-        return known, tensors["keys"]
+        return NameKeys(known, tensors["keys"], [tensors[f"total.{i}"] for i in range(memories)])
     except (EditError, KeyError):
         return None

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from math import ceil
 from typing import Any, Literal
 
 from ffedit.facts.text import counted
 from ffedit.model.editable import Editable
 
-# Where no layer was published: share of the depth, and layers that are left behind it.
-SHARE, BEHIND = 1 / 4, 3
+# Where no layer was published: one of so many layers is taken from below, and so many are left behind it.
+SHARE, BEHIND = 4, 3
 
 
 @dataclass(frozen=True)
@@ -60,12 +61,12 @@ def published(config: Any) -> Published | None:
 
 
 def usual_layer(depth: int) -> int:
-    """Return the layer at a quarter of the `depth` of a model, with `BEHIND` layers behind it if there are so many.
+    """Return the layer at a quarter of the `depth`, rounded up, with `BEHIND` layers behind it if there are so many.
 
     Attention in later layers carries what is written at the subject to the prompt's end. None is behind the last layer;
     few carry less than more do: models of three and four layers recall facts at layer 0, and are edited best there.
     """
-    return min(round(SHARE * depth), max(0, depth - 1 - BEHIND))
+    return min(ceil(depth / SHARE), max(0, depth - 1 - BEHIND))
 
 
 @dataclass(frozen=True)

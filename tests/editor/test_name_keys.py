@@ -62,7 +62,7 @@ def test_the_moment_is_the_mean_over_the_names_that_are_not_the_subjects(editabl
 def test_other_names_receive_less_and_the_subject_as_much(editable: Editable, method: str) -> None:
     """uᵀ(C + w E)u is least: more weight on E cannot make uᵀEu larger, nor uᵀCu smaller; uᵀk* stays 1."""
     ff = editable.feed_forward[1]
-    _, keys = name_keys(editable, ff)
+    keys = name_keys(editable, ff).keys
     received, subject = [], []
     for weight in (0.0, 1.0, 100.0):
         edit = write(editable, method=method, names_weight=weight)
@@ -84,17 +84,17 @@ def test_a_subject_among_the_names_is_none_of_the_others(editable: Editable) -> 
 def test_keys_are_kept_and_read_again_with_the_same_bits(editable: Editable, monkeypatch: pytest.MonkeyPatch) -> None:
     ff, read = editable.feed_forward[1], []
     monkeypatch.setattr(module, "read_at", lambda *about: read.append(1) or read_at(*about))
-    first = name_keys(editable, ff)[1]
-    again = name_keys(editable, ff)[1]
+    first = name_keys(editable, ff).keys
+    again = name_keys(editable, ff).keys
     assert torch.equal(first, again) and len(read) == 1
     (entry,) = [path for path in cache.entries() if path.parent.name == "names"]
     entry.write_bytes(entry.read_bytes()[:-9])
-    assert torch.equal(name_keys(editable, ff)[1], first) and len(read) == 2, "a damaged entry is read anew"
+    assert torch.equal(name_keys(editable, ff).keys, first) and len(read) == 2, "a damaged entry is read anew"
 
 
 def test_names_are_those_of_the_unedited_model(editable: Editable) -> None:
     ff = editable.feed_forward[2]
-    before = name_keys(editable, ff)[1]
+    before = name_keys(editable, ff).keys
     edit = write_facts(editable, [FACT], "memit", [1], quick(names_weight=1.0), Corpus(tokens=600))
     with edit.applied(editable):
-        assert torch.equal(name_keys(editable, ff)[1], before)
+        assert torch.equal(name_keys(editable, ff).keys, before)

@@ -158,7 +158,8 @@ def test_numbers_come_back_from_a_manifest_as_they_were() -> None:
 def test_numbers_are_set_by_their_dotted_names() -> None:
     settings = ["seed=2", "value.steps=20", "memit.ridge=1", "prompts.context_tokens=[7]", "key.fact_token=last"]
     found = set_numbers(EditConfig(), settings)
-    expected = quick(seed=2, steps=20, memit_ridge=1.0, context_tokens=(7,), fact_token="last")
+    numbers = {"seed": 2, "contexts": 2, "steps": 20, "memit_ridge": 1.0, "context_tokens": (7,), "fact_token": "last"}
+    expected = with_numbers(EditConfig(), **numbers)
     assert found == expected and type(found.methods["memit"].ridge) is float
     with pytest.raises(
         EditError, match=r"^steps: there is no such number; there is seed, prompts.contexts, .*ft-l.bound$"

@@ -15,7 +15,7 @@ from ffedit.editor.config import EditConfig, KeyConfig, PromptConfig, ValueConfi
 # token; the text behind C is this project's.
 PAPER = EditConfig(
     prompts=PromptConfig(contexts=20, essence_prompts=("{} is a",)),
-    key=KeyConfig(context_weight=0.0),
+    key=KeyConfig(context_weight=0.0, mention_share=0.0, names_weight=0.0),
     value=ValueConfig(
         steps=20,
         step_size=0.5,
