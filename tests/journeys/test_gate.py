@@ -38,6 +38,15 @@ def test_an_environment_that_was_there_is_there_afterwards(tmp_path: Path, last:
     assert sorted(path.name for path in tmp_path.iterdir()) == [".ci", ".venv", "README.md"]
 
 
+@pytest.mark.parametrize("tool", ["ruff", "lint-imports", "mypy", "mkdocs", "python"])
+def test_what_a_tool_finds_is_shown_and_fails_the_gate(tmp_path: Path, tool: str) -> None:
+    """Whichever it is, and whatever the others find beside it."""
+    found = f"rm .venv/bin/{tool}; printf '#!/bin/sh\\necho what it found\\nexit 5\\n' > .venv/bin/{tool}"
+    done = gate(tmp_path, f"{found}; chmod +x .venv/bin/{tool}")
+    assert (done.returncode, done.stdout) == (5, "what it found\n"), done.stderr
+    assert not (tmp_path / ".venv").exists()
+
+
 def test_where_there_was_none_none_is_left(tmp_path: Path) -> None:
     assert gate(tmp_path, "true").returncode == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == [".ci", "README.md"]
