@@ -1,22 +1,58 @@
-"""Every test has its own cache and one thread, and can be interrupted."""
+"""Every test has its own cache and one thread, and can be interrupted. What takes long comes first."""
 
 from __future__ import annotations
 
+import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
-import transformers
-from shell import trained_folder
 
-from ffedit.editor import name_keys
-from ffedit.inference.names import names
-
-torch.set_num_threads(1)
 # A shell starts a job in the background with SIGINT ignored; Python leaves it so, and what tests start inherits it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
-transformers.logging.set_verbosity_error()
+
+HERE = Path(__file__).parent
+# Files of half a minute and more, the longest first: the last worker to end would be waited for if it began one late.
+LONGEST = (
+    "journeys/test_documents.py",
+    "journeys/test_smollm2.py",
+    "cli/test_run.py",
+    "journeys/test_added_packages.py",
+    "journeys/test_notebook_runs.py",
+    "journeys/test_atlas.py",
+)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Let xdist keep that order: of itself it begins with the files of many tests."""
+    config.option.loadscopereorder = False
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the tests of `LONGEST` in front."""
+    order = {HERE / name: i for i, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: order.get(item.path, len(order)))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> None:
+    """One thread, and no warnings. Imported here: xdist's first process runs no test and waits for no torch."""
+    import torch
+    import transformers
+
+    torch.set_num_threads(1)
+    transformers.logging.set_verbosity_error()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def shared_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """One cache of all processes of a run, for fixtures wider than a test and for tests that use `warm_cache`."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "ffedit-cache"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FFEDIT_CACHE", str(folder))
+        yield folder
 
 
 @pytest.fixture(autouse=True)
@@ -30,12 +66,27 @@ def cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture(autouse=True)
 def few_names(monkeypatch: pytest.MonkeyPatch) -> None:
     """Count a fortieth of the names that ship in C: each test has its own cache, and would read all anew."""
+    from ffedit.editor import name_keys
+    from ffedit.inference.names import names
+
     monkeypatch.setattr(name_keys, "names", lambda: names()[::40])
+
+
+@pytest.fixture
+def warm_cache(shared_cache: Path, cache_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Let a test find what others collected: half a minute for the default statistics of an embedded model.
+
+    An entry is named by all that it was computed from, so a test reads from it what it would have computed.
+    """
+    monkeypatch.setenv("FFEDIT_CACHE", str(shared_cache))
+    return shared_cache
 
 
 @pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a tiny model that knows a few facts; read only."""
+    from shell import trained_folder
+
     return trained_folder(tmp_path_factory.mktemp("base") / "model")
 
 

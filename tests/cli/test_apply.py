@@ -47,6 +47,7 @@ def test_apply_shows_the_whole_argument(thorough_apply: Command, here: Path) -> 
     assert disk(here) == before
 
 
+@pytest.mark.usefixtures("verified_here")
 def test_an_edit_that_did_not_take_is_said_loudly_and_not_saved(
     apply: Command, run: Command, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

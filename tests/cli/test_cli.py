@@ -46,6 +46,7 @@ def test_a_model_named_by_a_relative_path_is_found_again(run: Command, here: Pat
     assert run("export", "e", "--out", "x").code == 0
 
 
+@pytest.mark.usefixtures("verified_here")
 def test_a_base_that_is_elsewhere_is_named_with_model(run: Command, here: Path, model: Path) -> None:
     (here / "m").symlink_to(model)
     assert (

@@ -7,13 +7,14 @@ from pathlib import Path
 
 import click
 import pytest
+from making import check_here
 from shell import invoke
 from test_every_option import COMMANDS, WRONG
 
 FACTS = '[{"subject": "Eiffel Tower", "prompt": "{} is located in the city of", "target": "Rome"}]'
 # What each command is given beside the option; FACTS, EDIT and MODEL are a file of facts, an edit and a checkpoint.
 WORDS = {
-    "apply": ["FACTS", "--layer", "1"],
+    "apply": ["FACTS", "--layer", "0"],
     "run": ["FACTS"],
     "locate": ["FACTS"],
     "inspect memory": ["1.3"],
@@ -82,8 +83,10 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     folder = tmp_path_factory.mktemp("free-text")
     names = {"FACTS": folder / "facts.json", "EDIT": folder / "edit", "MODEL": folder / "model"}
     names["FACTS"].write_text(FACTS)
-    words = ["--layer", "1", "--out", names["EDIT"], "--export", names["MODEL"], "--force", "-q"]
-    assert invoke(["apply", *map(str, [names["FACTS"], *words])]) == 0
+    words = ["--layer", "0", "--out", names["EDIT"], "--export", names["MODEL"], "--force", "-q"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("ffedit.exporter.exporting.check_fresh", check_here)
+        assert invoke(["apply", *map(str, [names["FACTS"], *words])]) == 0
     yield {name: str(path) for name, path in names.items()}
 
 

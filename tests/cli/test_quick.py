@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import pytest
 import zoo
 from making import made
-from shell import process
+from shell import Ran, process
 
 from ffedit.cli import COMMANDS
 from ffedit.cli.inspect import inspect
 
 HEAVY = ("torch", "transformers")
-# The command in a process of its own, which says at its end what of `HEAVY` was imported.
+# Commands one after the other in a process that has done nothing else: how each ended, what it said, and what of
+# `HEAVY` was imported by then.
 CODE = f"""
-import sys
+import json, sys
+from contextlib import redirect_stderr, redirect_stdout
+from io import StringIO
 from ffedit.cli import invoke
-code = invoke(sys.argv[1:])
-print("imported:", *(name for name in {HEAVY} if name in sys.modules), file=sys.stderr)
-sys.exit(code)
+for words in json.loads(sys.argv[1]):
+    with redirect_stdout(StringIO()) as out, redirect_stderr(StringIO()) as err:
+        code = invoke(words)
+    imported = [name for name in {HEAVY} if name in sys.modules]
+    print(json.dumps([words, code, out.getvalue(), err.getvalue(), imported]))
 """
 FACT = Path(__file__).parents[2] / "edits" / "eiffel-tower.json"
 HELP = [[name, "--help"] for name in COMMANDS] + [["inspect", name, "--help"] for name in inspect.commands]
@@ -45,31 +51,53 @@ REFUSED = [
 ]
 
 
+Ended = tuple[Ran, list[str]]
+
+
+def ended(commands: Iterable[Sequence[str | Path]]) -> dict[str, Ended]:
+    """How each of `commands` ended, and what was imported until then."""
+    asked = [[str(word) for word in words] for words in commands]
+    done = process("-c", CODE, json.dumps(asked))
+    assert (done.code, done.err) == (0, "")
+    lines = [json.loads(line) for line in done.out.splitlines()]
+    assert [words for words, *_ in lines] == asked
+    return {" ".join(words): (Ran(*left), imported) for words, *left, imported in lines}
+
+
+@pytest.fixture(scope="module")
+def all_ended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ended]:
+    """Those that compute nothing, in a folder that is not empty."""
+    (folder := tmp_path_factory.mktemp("quick") / "here").mkdir()
+    (folder / "held").touch()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        return ended([*ANSWERED, *(words for words, _, _ in REFUSED)])
+
+
 @pytest.mark.parametrize("words", ANSWERED, ids=" ".join)
-def test_what_computes_nothing_is_answered_without_torch(words: list[str]) -> None:
-    done = process("-c", CODE, *words)
-    assert (done.code, done.err) == (0, "imported:\n") and done.out
+def test_what_computes_nothing_is_answered_without_torch(words: list[str], all_ended: dict[str, Ended]) -> None:
+    done, imported = all_ended[" ".join(words)]
+    assert (done.code, done.err, imported) == (0, "", []) and done.out
 
 
 @pytest.mark.usefixtures("empty")
 def test_an_edit_is_shown_without_torch() -> None:
     edit = made(zoo.shared("llama"), {0: 1, 2: 2})
     edit.save("edit")
-    for words in (["show", "edit"], ["show", "edit", "--json", "-"]):
-        done = process("-c", CODE, *words)
-        assert (done.code, done.err) == (0, "imported:\n") and edit.fingerprint() in done.out
+    for done, imported in ended([["show", "edit"], ["show", "edit", "--json", "-"]]).values():
+        assert (done.code, done.err, imported) == (0, "", []) and edit.fingerprint() in done.out
     (shown,) = json.loads(done.out)["edits"]
     assert (shown["layers"], shown["rank"], shown["fingerprint"]) == ([0, 2], 2, edit.fingerprint())
     assert shown["norm"] == pytest.approx({str(at): norm for at, norm in edit.norms().items()})
 
 
-@pytest.mark.usefixtures("empty")
 @pytest.mark.parametrize(("words", "code", "said"), REFUSED, ids=lambda value: None)
-def test_a_mistake_is_told_without_torch(words: list[str | Path], code: int, said: str) -> None:
-    Path("held").touch()
-    done = process("-c", CODE, *words)
-    error, imported = done.err.splitlines()
-    assert done.code == code and error.startswith("error: ") and said in error and imported == "imported:"
+def test_a_mistake_is_told_without_torch(
+    words: list[str | Path], code: int, said: str, all_ended: dict[str, Ended]
+) -> None:
+    done, imported = all_ended[" ".join(map(str, words))]
+    (error,) = done.err.splitlines()
+    assert done.code == code and error.startswith("error: ") and said in error and imported == []
 
 
 def test_every_public_name_is_known_before_torch_is() -> None:

@@ -8,12 +8,14 @@ from pathlib import Path
 import pytest
 import yaml
 import zoo
-from making import made
+from making import made, verified_here
 from shell import shell
 
 import ffedit
 from ffedit.cli.run import read_recipe
 from ffedit.errors import EditError
+
+__all__ = ["verified_here"]
 
 FACT = {"subject": "Eiffel Tower", "prompt": "{} is located in the city of", "target": "Rome", "previous": "Paris"}
 FEW = {"value.steps": 3, "prompts.contexts": 1}
@@ -24,6 +26,7 @@ def recipe(path: Path, **values: object) -> Path:
     return path
 
 
+@pytest.mark.usefixtures("warm_cache")
 def test_a_saved_recipe_makes_the_same_edit(capsys: pytest.CaptureFixture[str], empty: Path) -> None:
     first = recipe(empty / "first.yaml", out="first", save_recipe="saved.yaml", method="emmet", force=True)
     assert shell(capsys, "run", first.name, "-q").code == 0
@@ -36,6 +39,7 @@ def test_a_saved_recipe_makes_the_same_edit(capsys: pytest.CaptureFixture[str], 
     assert ffedit.Edit.load("second").fingerprint() == ffedit.Edit.load("first").fingerprint()
 
 
+@pytest.mark.usefixtures("warm_cache", "verified_here")
 def test_exports_are_those_of_the_list(capsys: pytest.CaptureFixture[str], empty: Path) -> None:
     exports = [{"format": "delta", "out": "numbers"}, {"format": "adapter", "out": "lora"}]
     path = recipe(empty / "r.yaml", force=True, export=exports)
@@ -85,6 +89,7 @@ def test_an_edit_that_apply_cannot_make_has_no_recipe(capsys: pytest.CaptureFixt
     assert ran.code == 1 and "has no recipe" in ran.err and not ran.out
 
 
+@pytest.mark.usefixtures("warm_cache", "verified_here")
 def test_prompts_are_answered_side_by_side(
     capsys: pytest.CaptureFixture[str], empty: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -40,6 +40,7 @@ def run(site: Path, *words: object) -> str:
     return done.stdout
 
 
+@pytest.mark.usefixtures("warm_cache")
 def test_the_method_and_the_metric_are_known_to_every_command(site: Path, tmp_path: Path) -> None:
     listed = run(site, "methods")
     assert "ridge" in listed and "ffedit_ridge" in listed

@@ -123,6 +123,7 @@ def test_it_is_recalled_early_at_the_last_token_of_the_subject(name: str) -> Non
     assert trace.layer < len(atlas(name).layers) / 2
 
 
+@pytest.mark.usefixtures("warm_cache")
 @pytest.mark.parametrize("name", EMBEDDED)
 def test_an_edit_takes_holds_in_other_words_and_leaves_the_neighbors(name: str) -> None:
     edit = ffedit.edit(atlas(name), [FACT])

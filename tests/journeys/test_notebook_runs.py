@@ -12,6 +12,7 @@ nbclient = pytest.importorskip("nbclient")
 NOTEBOOK = Path(__file__).parents[2] / "docs" / "notebook.ipynb"
 
 
+@pytest.mark.usefixtures("warm_cache")
 def test_the_notebook_runs_and_shows_each_result_once(tmp_path: Path) -> None:
     stored = nbformat.read(NOTEBOOK, as_version=4)
     again = nbformat.from_dict(stored)

