@@ -7,7 +7,7 @@ report.md and report.json. A second run goes on where the first stopped. Seconds
 done once for a model (key statistics, prefixes, and ffedit's first edit, which fills its caches) is told beside them.
 Differences are ffedit's minus the rival's, paired by fact. --published-rate is Adam's rate of the published procedure,
 chosen on development facts as ffedit's numbers are (docs/results.md); with --together N ffedit also writes N facts in
-one edit.
+one edit. --way published-code runs the published code itself, from a checkout (evaluations/scripts/published_code.py).
 """
 
 import json
@@ -17,6 +17,7 @@ from statistics import median
 from typing import Any
 
 import click
+import torch
 from common import keep, sharing
 from one_by_one import (
     RATES,
@@ -31,6 +32,7 @@ from one_by_one import (
     shown,
     timed,
 )
+from published_code import open_checkout, published_code
 from rivals import FEW, PUBLISHED, plain_rank_one, published_rome, sampled_prefixes
 
 import ffedit
@@ -41,7 +43,7 @@ from ffedit.editor.methods import METHODS, set_numbers
 from ffedit.files.resuming import Journal, read_journal
 
 SHOWN = (*RATES, "harmonic", "seconds")
-WAYS = ("ffedit", "published", "plain")
+WAYS, CODE = ("ffedit", "published", "plain"), "published-code"
 
 
 @click.command(help=__doc__)
@@ -57,10 +59,11 @@ WAYS = ("ffedit", "published", "plain")
 @click.option("--set", "numbers", multiple=True, help="Another number: value.steps=20.")
 @click.option("--corpus", help="Text for the key statistics; default: ffedit's own.")
 @click.option("--tokens", type=int, help="How much of it.")
-@click.option("--way", "ways", multiple=True, type=click.Choice(WAYS), default=WAYS, show_default=True)
+@click.option("--way", "ways", multiple=True, type=click.Choice((*WAYS, CODE)), default=WAYS, show_default=True)
 @click.option("--published-steps", default=25, show_default=True, help="Of the published procedure, at most.")
 @click.option("--plain-identity", is_flag=True, help="The plain editor takes C = I.")
-@click.option("--published-rate", default=0.5, show_default=True, help="Adam's, of the published procedure.")
+@click.option("--published-rate", default=0.5, show_default=True, help="Adam's, of the published procedure and code.")
+@click.option("--published-code", "code", type=click.Path(path_type=Path), help="Its checkout, for that way.")
 @click.option("--together", type=int, help="Also let ffedit write so many facts in one edit.")
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="Folder of the results.")
 def main(
@@ -80,10 +83,13 @@ def main(
     published_steps: int,
     plain_identity: bool,
     published_rate: float,
+    code: Path | None,
     together: int | None,
     out: Path,
 ) -> None:
     """Edit each fact in each way."""
+    if (CODE in ways) != (code is not None):
+        raise click.UsageError(f"--way {CODE} and --published-code DIR need each other")
     editable, facts = ffedit.load(model, dtype=dtype), facts_in(data, split, limit, probed)
     config, examiner = set_numbers(EditConfig(), numbers), Examiner(editable)
     text = ffedit.Corpus(corpus) if tokens is None else ffedit.Corpus(corpus, tokens)
@@ -110,6 +116,11 @@ def main(
         many = sampled_prefixes(editable, PUBLISHED)
     once["prefixes of the published procedure"] = spent["seconds"]
     few = sampled_prefixes(editable, FEW)
+    if code is not None:
+        with timed(spent := {}):
+            checkout = open_checkout(code)
+            C_inverse = torch.linalg.inv(C).float()
+        once["import of the published code, and the inverse of C for it"] = spent["seconds"]
     stats = {address: moments for address, moments in stats.items() if address.layer in where}
 
     settings = {
@@ -122,6 +133,7 @@ def main(
         "ffedit": own,
         "published": {"steps": published_steps, "rate": published_rate},
         "plain": {"C": "identity" if plain_identity else "as the others"},
+        CODE: {} if code is None else {"steps": checkout.numbers.v_num_grad_steps, "rate": published_rate},
     }
     journals = {way: Journal(out / f"{way}.jsonl", {**settings, "way": way, **told[way]}) for way in ways}
 
@@ -131,6 +143,8 @@ def main(
             return write([fact], layers=where, stats=stats)
         if way == "plain":
             return plain_rank_one(editable, fact, at, None if plain_identity else C, few)
+        if way == CODE:
+            return published_code(editable, fact, at, C_inverse, many, checkout, published_rate)
         return published_rome(editable, fact, at, C, many, published_steps, published_rate)
 
     for i, fact in enumerate(facts):

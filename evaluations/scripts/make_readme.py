@@ -351,6 +351,12 @@ ROWS = (
         "",
         f"python evaluations/scripts/compare.py --model smollm2 --data {SMOLLM2} --out DIR",
     ),
+    (
+        "scripts/published_code.py",
+        "the published ROME code itself, from a checkout of kmeng01/rome, on the same weights: see below",
+        f"python evaluations/scripts/compare.py --model smollm2 --data {SMOLLM2} --split development --probed "
+        "--limit 12 --way ffedit --way published-code --published-code CHECKOUT --out DIR",
+    ),
 )
 
 

@@ -10,7 +10,7 @@ times what the layer gives, 0.0625 KL(after ‖ before) after "{subject} is a", 
 loss of 0.05, Δ = δ (C⁻¹k*)ᵀ / (k*ᵀ C⁻¹ k*). Three things are not as in the code: k* is the same vector in the numerator
 and the denominator, the mean over all contexts (the code divides by the bare prompt's, which arXiv 2403.07175
 corrects); the divergence is read at the prompt's last token, as the paper has it, not at the subject's; and there may
-be 25 steps, as later work takes, not 20.
+be 25 steps, as later work takes, not 20. `published_code` runs the code itself.
 """
 
 import time
