@@ -12,9 +12,10 @@ count by a weight, whatever the text.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 
@@ -24,7 +25,7 @@ from torch import Tensor
 from ffedit.algebra.linalg import Moment, diagonal, double
 from ffedit.editor.config import KeyConfig
 from ffedit.editor.edit import unedited
-from ffedit.editor.key import read_at
+from ffedit.editor.key import read_layers
 from ffedit.errors import EditError, FactError
 from ffedit.files import cache
 from ffedit.files.resuming import load_state, save_state
@@ -51,6 +52,7 @@ def name_moments(
     subjects: Sequence[str],
     config: KeyConfig,
     group: ProcessGroup = ALONE,
+    left_out: Collection[str] = (),
 ) -> dict[int, NameMoment]:
     """Return the moments of each layer; none where names have no weight.
 
@@ -60,13 +62,15 @@ def name_moments(
         subjects: of the facts that are written: a name that is one of them, or words of one, is no other name.
         config: the weight, and what else is left out.
         group: processes that share the reading.
+        left_out: names that do not count either, by themselves.
     """
     if not config.names_weight:
         return {}
     others, found = (*subjects, *config.without_names), {}
-    theirs = {name for name in names() if any(alike(name, other) for other in others)}
+    theirs = {name for name in names() if name in left_out or any(alike(name, other) for other in others)}
+    read = read_names(editable, ff_layers, group)
     for ff in ff_layers:
-        known, keys = name_keys(editable, ff, group)
+        known, keys = read[ff.layer]
         counted = torch.tensor([name not in theirs for name in known])
         rows = [part.to(ff.solve_device) for part in keys[counted].float().split(ff.sizes, 1)]
         scale = config.names_weight / max(1, len(rows[0]))
@@ -76,30 +80,53 @@ def name_moments(
 
 
 def name_keys(editable: Editable, ff: FeedForward, group: ProcessGroup = ALONE) -> tuple[list[str], Tensor]:
-    """Return the names that ship and their keys [names, Σ d_ff], bfloat16, read in the unedited model or kept.
+    """Return of one layer what `read_names` does."""
+    return read_names(editable, [ff], group)[ff.layer]
 
-    They are kept in bfloat16: rounding them changes their moment by less than a name does. A name that has no token of
-    its own is left out. Each process of `group` reads its share, and receives all.
+
+def read_names(
+    editable: Editable, ff_layers: Sequence[FeedForward], group: ProcessGroup = ALONE
+) -> dict[int, tuple[list[str], Tensor]]:
+    """Return the names that ship and their keys [names, Σ d_ff], bfloat16, by layer, read in the unedited model.
+
+    Layers that are not in the cache are read in one pass. Keys are kept in bfloat16: rounding them changes their moment
+    by less than a name does. A name that has no token of its own is left out. Each process of `group` reads its share,
+    and receives all.
     """
     with unedited(editable) if editable.history.originals else nullcontext():
-        about = [fingerprint(editable, ff.layer), ff.layer, str(ff.dtype), editable.chat, names(), MENTIONS]
-        path = cache.path("names", sha256(repr(about).encode()).hexdigest()[:24], ".safetensors")
-        found = _kept(path)
-        if not all(group.gather(found is not None)):
+        paths = {ff.layer: _path(editable, ff) for ff in ff_layers}
+        found = {layer: kept for layer, path in paths.items() if (kept := _kept(path)) is not None}
+        lacking = {
+            layer for layers in group.gather([layer for layer in paths if layer not in found]) for layer in layers
+        }
+        if missing := [ff for ff in ff_layers if ff.layer in lacking]:
             mentions = {
-                name: text for i, name in enumerate(names()) if (text := _mention(editable, name, i)) is not None
+                name: text for i, name in enumerate(names()) if (text := mention_of(editable, name, i)) is not None
             }
             own = group.share(list(mentions.values()))
-            rows = group.in_all(lambda: read_at(editable, ff, own)[0].to("cpu", torch.bfloat16))
-            found = list(mentions), torch.stack(group.exchange(list(rows)))
-            known, keys = found
-            cache.write(path, lambda target: save_state(target, {"keys": keys}, known))
-    assert found is not None
+            read = group.in_all(
+                lambda: [keys.to("cpu", torch.bfloat16) for keys, _ in read_layers(editable, missing, own)]
+            )
+            for ff, rows in zip(missing, read, strict=True):
+                found[ff.layer] = list(mentions), torch.stack(group.exchange(list(rows)))
+                cache.write(paths[ff.layer], partial(_keep, found[ff.layer]))
     return found
 
 
-def _mention(editable: Editable, name: str, number: int) -> Encoded | None:
-    """Encode the mention of the name of this number; None where it has no token, or the model takes fewer tokens."""
+def _path(editable: Editable, ff: FeedForward) -> Path:
+    """Return the path of the names' keys in a layer; of a mixture's, in those of its experts that `ff` holds."""
+    about = [fingerprint(editable, ff.layer), ff.layer, str(ff.dtype), editable.chat, names(), MENTIONS]
+    about += [str(memory.address) for memory in ff.memories if ff.mixture is not None]
+    return cache.path("names", sha256(repr(about).encode()).hexdigest()[:24], ".safetensors")
+
+
+def _keep(found: tuple[list[str], Tensor], target: Path) -> None:
+    known, keys = found
+    save_state(target, {"keys": keys}, known)
+
+
+def mention_of(editable: Editable, name: str, number: int) -> Encoded | None:
+    """Encode a mention of a name, by its `number`; None where it has no token, or the model takes fewer tokens."""
     try:
         text = mention(editable, name, MENTIONS[number % len(MENTIONS)])
     except FactError:
