@@ -110,6 +110,11 @@ ROWS = (
         "ffedit locate edits/eiffel-tower.json --model FILE.gguf --kind all --plot FILE.png",
     ),
     (
+        "reports/sites-gemma3-270m.png",
+        "effect, reach and leak of the Eiffel Tower's sites in Gemma 3 270M",
+        "ffedit locate edits/eiffel-tower.json --model gemma3-270m.gguf --leak --plot FILE.png",
+    ),
+    (
         "reports/atlas-inspect.*",
         "what Atlas's memories hold, beside the published numbers of Geva et al. 2021",
         "python evaluations/scripts/atlas_inspect.py",

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, TypeAlias, TypeVar
 
 from ffedit.errors import EditError
-from ffedit.facts.fact_token import FactToken, named
+from ffedit.facts.fact_token import FactToken, as_fact_token
 
 Numbers = TypeVar("Numbers")
 Names: TypeAlias = tuple[str, ...]
@@ -83,7 +83,7 @@ class KeyConfig:
         EditError.unless(self.without_names, tuple, "key.without_names: names were expected")
         if self.mention_share > 1:
             raise EditError(f"key.mention_share is {self.mention_share}; at most 1 was expected")
-        object.__setattr__(self, "fact_token", named(self.fact_token))
+        object.__setattr__(self, "fact_token", as_fact_token(self.fact_token))
 
 
 @dataclass(frozen=True)

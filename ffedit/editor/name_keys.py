@@ -71,7 +71,7 @@ def name_moments(
     read = read_names(editable, ff_layers, group)
     for ff in ff_layers:
         known, keys = read[ff.layer]
-        counted = torch.tensor([name not in theirs for name in known])
+        counted = torch.tensor([name not in theirs for name in known], dtype=torch.bool)
         rows = [part.to(ff.solve_device) for part in keys[counted].float().split(ff.sizes, 1)]
         scale = config.names_weight / max(1, len(rows[0]))
         moment = diagonal([double(part.T @ part).mul_(scale).to(ff.solve_device) for part in rows])
@@ -108,7 +108,10 @@ def read_names(
                 lambda: [keys.to("cpu", torch.bfloat16) for keys, _ in read_layers(editable, missing, own)]
             )
             for ff, rows in zip(missing, read, strict=True):
-                found[ff.layer] = list(mentions), torch.stack(group.exchange(list(rows)))
+                every = group.exchange(list(rows))
+                # A tokenizer may know none of them.
+                keys = torch.stack(every) if every else torch.zeros(0, ff.d_ff, dtype=torch.bfloat16)
+                found[ff.layer] = list(mentions), keys
                 cache.write(paths[ff.layer], partial(_keep, found[ff.layer]))
     return found
 

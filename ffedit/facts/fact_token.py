@@ -23,7 +23,7 @@ NUMBER = re.compile(r"[+-]?[0-9]{1,9}")
 KINDS = f"{', '.join(NAMED)}, the number of one of the subject's tokens or a word of the subject"
 
 
-def named(token: object) -> str:
+def as_fact_token(token: object) -> str:
     """Return a fact token as text, its only form in configurations and on disk; EditError for what is none."""
     text = str(token) if type(token) in (str, int) else ""
     if not text.strip():

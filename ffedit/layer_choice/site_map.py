@@ -120,8 +120,11 @@ class SiteMap(Displayed):
 
     @property
     def least(self) -> tuple[int, int]:
-        """Layer and position of the site that leaks least to look-alikes."""
-        layer, position = divmod(int(np.nanargmin(self.leak_look_alikes)), len(self.tokens))
+        """Layer and position of the site that leaks least to look-alikes; the first measured, where there are none."""
+        leaks = np.where(np.isnan(self.leak_look_alikes), np.inf, self.leak_look_alikes)
+        if np.isinf(leaks).all():
+            return self.layers[0], self.subject[1] - 1
+        layer, position = divmod(int(leaks.argmin()), len(self.tokens))
         return layer, position
 
     def hits(self, layer: int, position: int) -> list[tuple[str, float]]:
@@ -231,6 +234,7 @@ def _solve(
     ]
     memories = {memory.address: memory for ff, *_ in placed for memory in ff.memories}
     moments = moments_for(editable, list(memories.values()), stats, 1, config.seed, progress)
+    read_names(editable, by_layer(editable, memories))  # all layers in one pass; kept for what follows
     subjects, left_out = [fact.subject, *neighbor_subjects(fact)], frozenset(measured_names())
     of_names: dict[tuple[Address, ...], Moment | None] = {}
     found = []
@@ -338,5 +342,5 @@ def _sentences(editable: Editable, subject: str, token: int) -> list[Encoded]:
 
 def _at_each_token(editable: Editable, name: str) -> list[Encoded]:
     """Encode the mention of a name, once for each of its tokens; none where it has no token."""
-    text = mention_of(editable, name, len(name))
+    text = mention_of(editable, name, len(name))  # any of the mentions, the same one each time
     return [] if text is None else [replace(text, fact_token=i) for i in range(len(text.ends))]

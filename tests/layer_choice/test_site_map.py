@@ -11,11 +11,13 @@ import numpy as np
 import pytest
 import torch
 import zoo
+from shown import words
 from writing import CORPUS, FACT, quick
 
 import ffedit
 from ffedit import Editable, EditError, Fact, FactError, SiteMap
 from ffedit.algebra.linalg import double
+from ffedit.display.terminal.site_map import site_map_view
 from ffedit.editor import name_keys
 from ffedit.editor.key import read_at
 from ffedit.editor.name_keys import mention_of
@@ -180,6 +182,17 @@ def test_the_model_stays_as_it_is_and_the_numbers_come_back(tmp_path: Path) -> N
     np.testing.assert_array_equal(saved["leak_look_alikes"], found.leak_look_alikes)
     assert saved["hit"].shape == (*found.leak.shape, 5)
     assert repr(found).startswith("SiteMap of 'the Eiffel tower is located in', layers [1], 7 other names")
+
+
+def test_a_tokenizer_that_knows_no_name_leaves_the_leak_unsaid(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module_ in (look_alikes, module):
+        monkeypatch.setattr(module_, "measured_names", lambda: ("Timbuktu",))
+    monkeypatch.setattr(name_keys, "names", lambda: ("Timbuktu",))
+    for weight in (0.0, 1.0):
+        found = mapped(zoo.shared("gpt2", True), config=quick(names_weight=weight))
+        assert found.names == 0 and found.look_alikes == ((),) and np.isnan(found.leak).all()
+        assert np.isfinite(found.reach[1, slice(*found.subject)]).all() and found.least == (1, found.subject[1] - 1)
+        assert "SiteMap" in repr(found) and "layer 1" in words(site_map_view(found))
 
 
 def test_what_cannot_be_mapped_is_one_line() -> None:
