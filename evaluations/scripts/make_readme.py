@@ -110,6 +110,11 @@ ROWS = (
         "ffedit locate edits/eiffel-tower.json --model FILE.gguf --kind all --plot FILE.png",
     ),
     (
+        "reports/sites-gemma3-270m.png",
+        "effect, reach and leak of the Eiffel Tower's sites in Gemma 3 270M",
+        "ffedit locate edits/eiffel-tower.json --model gemma3-270m.gguf --leak --plot FILE.png",
+    ),
+    (
         "reports/atlas-inspect.*",
         "what Atlas's memories hold, beside the published numbers of Geva et al. 2021",
         "python evaluations/scripts/atlas_inspect.py",
@@ -345,6 +350,12 @@ ROWS = (
         "",
         "python evaluations/scripts/lifelong.py DIR evaluations/reports/smollm2-thousand-sequence.json "
         "--prune DIR/edits/alphaedit --out FILE",
+    ),
+    (
+        "scripts/site_quality.py",
+        "",
+        "python evaluations/scripts/site_quality.py run --models DIR --out OUT`, then "
+        "`python evaluations/scripts/site_quality.py report --out OUT",
     ),
     (
         "scripts/compare.py scripts/rivals.py",

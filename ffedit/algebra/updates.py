@@ -83,6 +83,14 @@ def rank_one(W: Tensor, k: Tensor, v: Tensor, C: Moment) -> LowRank:
     return equality(W, k[:, None], v[:, None], C)
 
 
+def direction(k: Tensor, C: Moment) -> Tensor:
+    """Return u = C⁻¹k / (kᵀC⁻¹k), [d_in], float64, the right factor of `rank_one`: Δ x = (uᵀx) (v − W k) for any key x.
+
+    Of all vectors with uᵀk = 1 it has the least E(uᵀx)² over ordinary text. Errors are those of `equality`.
+    """
+    return equality(k.new_zeros(1, len(k)), k[:, None], k.new_ones(1, 1), C).right[0]
+
+
 def equality(W: Tensor, K: Tensor, V: Tensor, C: Moment, kept: Tensor | None = None) -> LowRank:
     """Return the update of smallest C-norm with (W + Δ) K = V and Δ K_p = 0.
 

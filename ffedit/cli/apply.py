@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import rich_click as click
 
 from ffedit.cli import options
 from ffedit.cli.destinations import Destinations
 from ffedit.editor.names import method_names
-from ffedit.facts.fact import FactToken, by_subject
+from ffedit.facts.fact import by_subject
 
 
 @click.command()
@@ -18,7 +18,11 @@ from ffedit.facts.fact import FactToken, by_subject
 @options.fact_options
 @options.asking_options
 @click.option("--layers", "--layer", default="auto", help="auto (the usual), trace (the facts'), sweep, N, or A-B.")
-@click.option("--fact-token", default="subject_last", type=click.Choice(get_args(FactToken)), help="Where k* is read.")
+@click.option(
+    "--fact-token",
+    default="subject_last",
+    help="Where k* is read: subject_last, subject_first, last, a number (-2: the subject's last but one), or a word.",
+)
 @click.option("--method", default="memit", type=click.Choice(method_names()), help="See `methods`.")
 @options.solving_options
 @click.option("--out", type=options.FILE, help="Save the edit in this folder.")

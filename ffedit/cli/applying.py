@@ -19,7 +19,8 @@ from ffedit.display.terminal.scores import before_after, verdict_view, what_it_s
 from ffedit.editor.config import EditConfig
 from ffedit.editor.edit import Edit, applied_edits
 from ffedit.evaluator import METRICS, Report, questions
-from ffedit.facts.fact import Fact, FactToken
+from ffedit.facts.fact import Fact
+from ffedit.facts.fact_token import FactToken, check_word
 from ffedit.inference.corpus import Corpus
 from ffedit.layer_choice.choose import Found, find_layer, known_layer, spread_below
 from ffedit.loading.distributed import ProcessGroup
@@ -71,6 +72,8 @@ class Application:
         """Load the model, and refuse now what it cannot be asked, and not after the long computation."""
         config = solving.config(method)
         config = replace(config, key=replace(config.key, fact_token=fact_token))
+        for fact in facts:
+            check_word(fact_token, fact.subject)
         ends, group = {"start": perf_counter()}, options.join(surface)
         editable = load_model()
         destinations.check_model(editable)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -59,6 +60,9 @@ SEVERS: dict[str, list[Part | None]] = {
 @click.option(
     "--metric", default="probability", type=click.Choice(["probability", "log-probability", "logit-difference"])
 )
+@click.option(
+    "--leak", is_flag=True, help="Map how far an edit at each site reaches, and leaks to other names; one fact."
+)
 @click.option("--aggregate", "averaged", is_flag=True, help="Averages over facts by role of the token; can be resumed.")
 @click.option("--sweep", is_flag=True, help="Edit at each layer too, and compare with the trace.")
 @click.option("--method", default="memit", type=click.Choice(method_names()), help="Of these edits.")
@@ -75,6 +79,7 @@ def locate(
     noise: float,
     noise_scale: str,
     metric: str,
+    leak: bool,
     averaged: bool,
     sweep: bool,
     method: str,
@@ -89,17 +94,20 @@ def locate(
     _check_files(plot, save, len(combinations), averaged or len(facts) == 1)
     if layers != "all" and (averaged or sweep):
         raise EditError("--aggregate and --sweep are of all layers; leave --layers out")
+    if leak and (averaged or sweep or len(facts) != 1):
+        raise EditError(f"--leak is of one fact, found {len(facts)}; name one, without --aggregate and --sweep")
     config, seed = solving.config(method), solving.seed
-    if not sweep and (solving.settings or solving.preset_name != "default"):
-        raise EditError("--set and --preset are of the edits of a sweep; add --sweep, or leave them out")
+    if not (sweep or leak) and (solving.settings or solving.preset_name != "default"):
+        raise EditError("--set and --preset are of the edits of a sweep or a leak; add --sweep or --leak")
     settings["corruption"] = f"{corruption}:{noise}:{noise_scale}"
     settings |= {"metric": metric.replace("-", "_"), "resume": averaged, "seed": seed}
 
     from ffedit.cli import result
-    from ffedit.display.figures.plots import average_lines, heat_maps
+    from ffedit.display.figures.plots import average_lines, heat_maps, site_maps
     from ffedit.display.terminal.heat_map import averages_table, heat_map
     from ffedit.display.terminal.layer_choice import auto_in_words, compare_layers, layer_choice
     from ffedit.display.terminal.routing import routing_table
+    from ffedit.display.terminal.site_map import site_map_view
     from ffedit.inference.routing import subject_routes
     from ffedit.layer_choice.calibrate import by_sweep
     from ffedit.layer_choice.published import auto_layer
@@ -112,7 +120,7 @@ def locate(
         settings["layers"] = options.parse_layers(layers, len(editable.layers), ("all",))
     for each in KINDS[kind]:
         resolve_window(len(editable.layers), each, settings["window"])
-    swept = None
+    swept = mapped = None
     with surface.progress() as progress:
         measured = [
             ffedit.locate_all(editable, facts, each, sever=cut, progress=progress, **settings)
@@ -124,6 +132,8 @@ def locate(
             of_feed_forward = choosing.traces[0].kind == "feed_forward"
             traced = choosing if of_feed_forward else ffedit.locate_all(editable, facts, seed=seed, progress=progress)
             swept = by_sweep(editable, facts, traced, method, config, progress=progress)
+        if leak:
+            mapped = ffedit.site_map(editable, facts[0], settings.get("layers"), config, progress=progress)
         routes = subject_routes(editable, facts, seed)
     layer, peak = choosing.layer, subject_peak(choosing)
     # Where the subject's last token tells no layer, the one is marked at which another brings back most.
@@ -132,13 +142,17 @@ def locate(
     surface.show(*maps, layer_choice(choosing, layer), routing_table(facts, routes, layer))
     if not editable.resumable:
         surface.show(Text("This model cannot be resumed at a token: whole rows were run (slower, same results)."))
+    if mapped is not None:
+        surface.show(site_map_view(mapped, choosing.traces[0], marked))
     if swept is not None:
         surface.show(compare_layers(swept), auto_in_words(auto_layer(editable, method)))
     chosen = layer if swept is None else swept.layer
-    surface.write_json(result.located(editable, facts, measured, aggregates, chosen, routes, swept))
+    surface.write_json(result.located(editable, facts, measured, aggregates, chosen, routes, swept, mapped))
     if save is not None:
         (aggregates[0] if averaged else measured[0].traces[0]).save(save)
-    if plot is not None:
+    if plot is not None and mapped is not None:
+        save_figure(plot, partial(site_maps, choosing.traces[0], mapped, marked))
+    elif plot is not None:
         save_figure(plot, lambda: average_lines(aggregates) if averaged else heat_maps(measured, marked))
 
 

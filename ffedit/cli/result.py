@@ -27,6 +27,7 @@ from ffedit.facts.fact import Fact
 from ffedit.inference.routing import Routes
 from ffedit.layer_choice.calibrate import Sweep
 from ffedit.layer_choice.choose import Found
+from ffedit.layer_choice.site_map import SiteMap
 from ffedit.locator import Aggregate, Trace, TraceSet
 from ffedit.model.editable import Editable
 from ffedit.model.fingerprint import fingerprint
@@ -42,10 +43,11 @@ def located(
     layer: int,
     routes: Sequence[Mapping[int, Routes]],
     sweep: Sweep | None,
+    mapped: SiteMap | None = None,
 ) -> dict[str, Any]:
     """Return the result of `ffedit locate`: `trace` is a fact's first measurement, `traces` are all of several.
 
-    `sweep` are the edits of these facts at each layer, where they were asked for.
+    `sweep` are the edits of these facts at each layer, `mapped` the sites of the only one, where they were asked for.
     """
     rows = []
     for i, fact in enumerate(facts):
@@ -53,6 +55,8 @@ def located(
         rows.append({**_prompt(fact), "trace": traces[0], **({"traces": traces} if len(traces) > 1 else {})})
         if i < len(routes) and routes[i]:
             rows[-1]["routing"] = _rounded(plain(routes[i]))
+    if mapped is not None:
+        rows[0]["site_map"] = {"axes": ["layer", "token"], **_rounded(mapped.to_dict())}
     averages = [{"axes": ["role", "layer"], **aggregate.to_dict()} for aggregate in aggregates]
     more = {"aggregates": averages, "sweep": sweep and sweep.to_dict()}
     return {

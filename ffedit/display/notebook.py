@@ -27,6 +27,7 @@ from ffedit.display.terminal.model_table import memory_table, model_line
 from ffedit.display.terminal.model_view import model_view
 from ffedit.display.terminal.scores import before_after, headline_table, verdict_view, what_it_says
 from ffedit.display.terminal.show import edit_view
+from ffedit.display.terminal.site_map import site_map_view
 from ffedit.display.terminal.tables import named_values
 from ffedit.editor.edit import Edit
 from ffedit.evaluator import Report
@@ -36,6 +37,7 @@ from ffedit.facts.fact import Fact
 from ffedit.inspector import EditView, MemoryView, PromptView
 from ffedit.inspector.model_view import ModelReport
 from ffedit.layer_choice.calibrate import Choice
+from ffedit.layer_choice.site_map import SiteMap
 from ffedit.locator import Trace, TraceSet
 from ffedit.model.editable import Editable, Stack
 
@@ -110,6 +112,7 @@ VIEWS: Mapping[type, Callable[[Any], RenderableType]] = {
     ModelReport: model_view,
     PromptView: prompt_view,
     Report: _report,
+    SiteMap: site_map_view,
     Stack: model_line,
     Trace: _trace,
     TraceSet: _trace,

@@ -11,24 +11,36 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 import numpy as np
 
 from ffedit.facts.text import counted, number, quoted, token
+from ffedit.layer_choice.site_map import SiteMap
 from ffedit.locator.result import ROLES, Aggregate, Metric, Trace, TraceSet, by_role
 
+Share: TypeAlias = Literal["reach", "leak"]
 Effects: TypeAlias = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 
 # Even steps of lightness from a dark to a light end (the inner part of matplotlib's magma), so that equal
 # effects look equally far apart and neither end is lost on a dark or on a light background.
 RAMP = ("#221150", "#51127c", "#822681", "#b73779", "#e65164", "#fb8861", "#fec287", "#fcf0b2")
 PARTS = {"feed_forward": "feed-forward", "attention": "attention"}
-UNITS: dict[Metric, str] = {"probability": "probability", "log_probability": "nats", "logit_difference": "nats"}
+UNITS: dict[str, str] = {"probability": "probability", "log_probability": "nats", "logit_difference": "nats"}
+# What is said of the largest number of a heat map: of a trace's, or of shares of a change.
+LEGENDS: dict[Metric | Share, str] = {
+    "probability": "of probability brought back",
+    "log_probability": "nats brought back",
+    "logit_difference": "nats brought back",
+    "reach": "of the change reaches the subject",
+    "leak": "of the change leaks",
+}
 # The colour of a restoration with a clearly negative effect.
 HURTS = "#7d93a6"
 # An effect below minus this share of the scale is marked as negative.
 NEGATIVE = 0.05
+# Tokens of a prompt that have a row of their own in a terminal or on a page.
+MOST_ROWS = 20
 # In a long prompt, tokens with more than this share of the largest effect keep their own row.
 TELLING = 0.05
 
@@ -59,14 +71,15 @@ class Row:
 class Picture:
     """The rows from top to bottom, the lines of the title, and the marked layer of one heat map.
 
-    `depth` is the number of layers, `metric` the quantity that the effects are differences of.
+    `depth` is the number of layers, `metric` the quantity that the effects are differences of, or the share that a site
+    map shows instead.
     """
 
     rows: tuple[Row, ...]
     title: tuple[str, ...]
     layer: int
     depth: int
-    metric: Metric
+    metric: Metric | Share
 
     @property
     def step(self) -> int:
@@ -75,8 +88,19 @@ class Picture:
 
     @property
     def scale(self) -> float:
-        """The largest effect, or 0 where nothing comes back: the light end of the colours."""
-        return float(np.fmax.reduce([0.0, *(row.most for row in self.rows)]))
+        """The light end of the colours: the largest effect, or 0 where nothing comes back; of shares 1, at least."""
+        least = 0.0 if self.metric in UNITS else 1.0
+        return float(np.fmax.reduce([least, *(row.most for row in self.rows)]))
+
+    @property
+    def legend(self) -> str:
+        """What the largest effect is."""
+        return LEGENDS[self.metric]
+
+    @property
+    def negative(self) -> str:
+        """What a negative effect is."""
+        return "restoring takes away, up to" if self.metric in UNITS else "the change is turned round, up to"
 
     @property
     def lowest(self) -> float:
@@ -88,7 +112,9 @@ class Picture:
         return effect / (self.scale or -self.lowest or 1.0)
 
 
-def pictures(measured: Sequence[Trace | TraceSet], layer: int | None = None, most_rows: int = 20) -> list[Picture]:
+def pictures(
+    measured: Sequence[Trace | TraceSet], layer: int | None = None, most_rows: int = MOST_ROWS
+) -> list[Picture]:
     """Arrange measurements to be seen together: those of the same tokens keep the same rows.
 
     Several facts are averaged by the role of a token. `layer` is marked, by default each measurement's choice; of a
@@ -105,12 +131,31 @@ def pictures(measured: Sequence[Trace | TraceSet], layer: int | None = None, mos
         else:
             alone = [t[0] for t in averaged if len(t) == 1]
             alike = [t for t in alone if (t.tokens, t.subject) == (first.tokens, first.subject)]
-            rows = list(_tokens(first, _kept(alike, most_rows)))
+            rows = list(_tokens(first, first.effects, _kept(alike, most_rows)))
         says = runs(first.metric, answer, clean, corrupted)
         marked = both.layer if layer is None else layer
         lines = [title, says, *(["Empty: not measured"] if any(np.isnan(row.effects).any() for row in rows) else [])]
         arranged.append(Picture(tuple(rows), tuple(lines), marked, len(first.effects), first.metric))
     return arranged
+
+
+def site_pictures(
+    mapped: SiteMap, trace: Trace | None = None, layer: int | None = None, most_rows: int = MOST_ROWS
+) -> list[Picture]:
+    """Arrange reach and leak to look-alikes; beside the trace of the same prompt they keep its rows.
+
+    `layer` is marked, by default the one that leaks least.
+    """
+    kept = set(range(*mapped.subject)) if trace is None else _kept([trace], most_rows)
+    marked, depth = mapped.least[0] if layer is None else layer, len(mapped.reach)
+    shares: tuple[tuple[Share, Effects, str, str], ...] = (
+        ("reach", mapped.reach, "Reach: share of the change that the subject receives", "Mean over other sentences"),
+        ("leak", mapped.leak_look_alikes, "Leak: share of the change that look-alikes receive", "Mean size over names"),
+    )
+    return [
+        Picture(tuple(_tokens(mapped, values, kept)), (title, under, "Empty: not measured"), marked, depth, share)
+        for share, values, title, under in shares
+    ]
 
 
 def restored(measured: Trace | Aggregate) -> str:
@@ -169,14 +214,14 @@ def _kept(traces: Sequence[Trace], most: int) -> set[int]:
     return set([i for i in dict.fromkeys(first) if i in traced][:most])
 
 
-def _tokens(trace: Trace, kept: set[int]) -> Iterator[Row]:
+def _tokens(prompt: Trace | SiteMap, effects: Effects, kept: set[int]) -> Iterator[Row]:
     """Yield the tokens' rows; a run of tokens that are not kept, all of the subject or none, is one row."""
-    start, end = trace.subject
-    row_of = [(i if i in kept else None, i >= start, i >= end) for i in range(len(trace.tokens))]
+    start, end = prompt.subject
+    row_of = [(i if i in kept else None, i >= start, i >= end) for i in range(len(prompt.tokens))]
     for (_, begun, ended), group in groupby(range(len(row_of)), row_of.__getitem__):
         run = list(group)
-        label = token(trace.tokens[run[0]]) if len(run) == 1 else f"… {len(run)} tokens"
-        yield Row(label, np.fmax.reduce(trace.effects[:, run], 1), begun and not ended, len(run) > 1)
+        label = token(prompt.tokens[run[0]]) if len(run) == 1 else f"… {len(run)} tokens"
+        yield Row(label, np.fmax.reduce(effects[:, run], 1), begun and not ended, len(run) > 1)
 
 
 def _roles(traces: Sequence[Trace]) -> Iterator[Row]:

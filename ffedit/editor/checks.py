@@ -8,7 +8,8 @@ from dataclasses import replace
 from ffedit.editor.edit import Edit
 from ffedit.editor.methods.method import Method
 from ffedit.errors import EditError
-from ffedit.facts.fact import Fact, FactToken
+from ffedit.facts.fact import Fact
+from ffedit.facts.fact_token import FactToken
 from ffedit.model import hooks
 from ffedit.model.editable import Editable
 from ffedit.model.feed_forward import FeedForward
@@ -31,13 +32,15 @@ def check_layers(editable: Editable, method: Method, layers: Sequence[int]) -> N
 def in_reach(editable: Editable, facts: Sequence[Fact], method: Method, layers: range, token: FactToken) -> range:
     """Return those of `layers` from which a value written at `token` reaches every answer; EditError if there is none.
 
-    Fine-tuning writes no value at a token, but changes the layer at all of them.
+    Fine-tuning writes no value at a token, but changes the layer at all of them. FactError where a fact has no such
+    token.
     """
-    last = len(editable.layers) - 1
-    if last not in layers or not method.statistics:
+    if not method.statistics:
         return layers
+    last = len(editable.layers) - 1
     texts = (replace(editable.encode(fact.text, fact.new_object, fact.span), fact_token=token) for fact in facts)
-    if all(text.site == text.answer - 1 for text in texts):
+    before_end = [text.site < text.answer - 1 for text in texts]
+    if last not in layers or not any(before_end):
         return layers
     if len(layers) > 1:
         return layers[:-1]

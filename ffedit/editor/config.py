@@ -13,10 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal, TypeAlias, TypeVar, get_args
+from typing import Any, Literal, TypeAlias, TypeVar
 
 from ffedit.errors import EditError
-from ffedit.facts.fact import FactToken
+from ffedit.facts.fact_token import FactToken, as_fact_token
 
 Numbers = TypeVar("Numbers")
 Names: TypeAlias = tuple[str, ...]
@@ -61,8 +61,9 @@ class KeyConfig:
     """Where the key is read, and how far its contexts count.
 
     Attributes:
-        fact_token: where the key is read and the value written: "subject_last", "subject_first", or "last" (the
-            prompt's).
+        fact_token: where the key is read and the value written: "subject_last", "subject_first", "last" (the
+            prompt's), the number of one of the subject's tokens (from 0, or from -1 at its end), or a word of the
+            subject, whose last token it is. Kept as text.
         context_weight: how much the spread of a subject's key over its contexts counts, against all ordinary text, when
             the change is spread over the keys: so that the subject receives the same δ in every context.
         mention_share: share of the key that is read in neutral mentions of the subject ("The story of ..."); the rest
@@ -82,9 +83,7 @@ class KeyConfig:
         EditError.unless(self.without_names, tuple, "key.without_names: names were expected")
         if self.mention_share > 1:
             raise EditError(f"key.mention_share is {self.mention_share}; at most 1 was expected")
-        if self.fact_token not in get_args(FactToken):
-            tokens = ", ".join(get_args(FactToken))
-            raise EditError(f"key.fact_token is {self.fact_token!r}; one of {tokens} was expected")
+        object.__setattr__(self, "fact_token", as_fact_token(self.fact_token))
 
 
 @dataclass(frozen=True)

@@ -63,9 +63,14 @@ class Problem:
 
     @cached_property
     def C(self) -> Moment:
-        """Metric C of the norm ‖Δ‖_C: moments of other text and names plus `own`, [Σ d_ff, Σ d_ff]."""
-        blocks = [moments.C.to(own.device) for moments, own in zip(self.moments, blocks_of(self.own), strict=True)]
-        for part in (self.own, *([] if self.names is None else [self.names])):
-            for block, more in zip(blocks, blocks_of(part), strict=True):
-                block.add_(more)  # C is a new tensor each time
-        return diagonal(blocks)
+        """Metric of the norm ‖Δ‖_C (`metric`)."""
+        return metric(self.moments, self.own, self.names)
+
+
+def metric(moments: Sequence[KeyMoments], own: Moment, names: Moment | None = None) -> Moment:
+    """Return the metric C of an edit, moments of other text and names plus `own`, [Σ d_ff, Σ d_ff], as of `Problem`."""
+    blocks = [of_text.C.to(part.device) for of_text, part in zip(moments, blocks_of(own), strict=True)]
+    for more in (own, *([] if names is None else [names])):
+        for block, part in zip(blocks, blocks_of(more), strict=True):
+            block.add_(part)  # C is a new tensor each time
+    return diagonal(blocks)

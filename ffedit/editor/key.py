@@ -13,7 +13,9 @@ there would affect every text. Texts that begin with a subject of one token are 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,7 +25,8 @@ from ffedit.algebra import updates
 from ffedit.algebra.linalg import Moment, diagonal, double
 from ffedit.editor.config import EditConfig
 from ffedit.errors import EditError
-from ffedit.facts.fact import Fact, FactToken
+from ffedit.facts.fact import Fact
+from ffedit.facts.fact_token import FactToken
 from ffedit.inference import replay
 from ffedit.inference.batching import TOKENS
 from ffedit.inference.contexts import Context, passes
@@ -31,8 +34,9 @@ from ffedit.inference.names import MENTIONS, mention
 from ffedit.inference.own_text import contexts
 from ffedit.loading.distributed import ALONE, ProcessGroup
 from ffedit.model.editable import Editable
-from ffedit.model.feed_forward import FeedForward
-from ffedit.model.hooks import capture
+from ffedit.model.feed_forward import FeedForward, Keys
+from ffedit.model.hooks import watched
+from ffedit.model.memory import Address, KeyValueMemory
 from ffedit.model.tokenization import Encoded
 
 # Cosine of a subject's key at the first position with its keys elsewhere, below which it is an attention sink's: of one
@@ -196,18 +200,41 @@ def zero_moment(ff: FeedForward) -> Moment:
 
 
 def read_at(editable: Editable, ff: FeedForward, texts: Sequence[Encoded]) -> tuple[Tensor, Tensor]:
-    """Return keys [texts, Σ d_ff] and residual stream [texts, d_model] at each text's site.
+    """Return keys [texts, Σ d_ff] and residual stream [texts, d_model] of a layer at each text's site."""
+    ((keys, streams),) = read_layers(editable, [ff], texts)
+    return keys, streams
 
-    Texts are run as far as that token, through the layers up to this one, and what they begin with once.
+
+def read_layers(
+    editable: Editable, ff_layers: Sequence[FeedForward], texts: Sequence[Encoded]
+) -> list[tuple[Tensor, Tensor]]:
+    """Return of each layer what `read_at` does, by one pass over the texts.
+
+    Texts are run as far as their site, through the layers up to the highest, and what they begin with once.
     """
     if not texts:
-        return torch.zeros(0, sum(ff.sizes)), torch.zeros(0, editable.d_model)
+        return [(torch.zeros(0, sum(ff.sizes)), torch.zeros(0, editable.d_model)) for ff in ff_layers]
+    last = max(ff.layer for ff in ff_layers)
 
-    def read(ids: Tensor, inputs: dict[str, Any], at: Tensor) -> tuple[Tensor, Tensor]:
-        with ff.keys() as entering, capture({0: editable.layers[ff.layer]}) as leaving:
-            replay.run_to(editable, ids, ff.layer, **inputs)
-        keys, stream = (states.reshape(*ids.shape, -1) for states in (entering(), leaving[0]))
-        return keys[tuple(at.to(keys.device).T)], stream[tuple(at.to(stream.device).T)]
+    def read(ids: Tensor, inputs: dict[str, Any], at: Tensor) -> list[tuple[Tensor, Tensor]]:
+        # Only the rows that are asked for are held, not those of all tokens in all layers.
+        rows = at[:, 0] * ids.shape[1] + at[:, 1]
+        keys = [dict[Address, Tensor]() for _ in ff_layers]
+        streams: dict[int, Tensor] = {}
+
+        def take(own: dict[Address, Tensor], memory: KeyValueMemory, seen: Keys) -> None:
+            whole = seen.whole
+            own[memory.address] = whole[rows.to(whole.device)]
+
+        def take_stream(number: int, output: Tensor) -> None:
+            streams[number] = output.reshape(-1, output.shape[-1])[rows.to(output.device)]
+
+        with ExitStack() as stack:
+            for i, ff in enumerate(ff_layers):
+                stack.enter_context(ff.watched(partial(take, keys[i])))
+                stack.enter_context(watched(editable.layers[ff.layer], partial(take_stream, i)))
+            replay.run_to(editable, ids, last, **inputs)
+        return [(ff.joined(own), streams[i]) for i, (ff, own) in enumerate(zip(ff_layers, keys, strict=True))]
 
     beginnings, parts = [text.ids[: text.site + 1] for text in texts], []
     index: dict[Context, int] = {}
@@ -216,5 +243,9 @@ def read_at(editable: Editable, ff: FeedForward, texts: Sequence[Encoded]) -> tu
         index |= {context: len(index) + i for i, context in enumerate(done.contexts)}
         parts.append(done.read)
     order = torch.tensor([index[context] for context in beginnings])
-    keys, streams = (torch.cat(rows)[order.to(rows[0].device)] for rows in zip(*parts, strict=True))
-    return keys, streams
+
+    def ordered(rows: Sequence[Tensor]) -> Tensor:
+        return torch.cat(list(rows))[order.to(rows[0].device)]
+
+    by_layer = [list(zip(*of_layer, strict=True)) for of_layer in zip(*parts, strict=True)]
+    return [(ordered(keys), ordered(streams)) for keys, streams in by_layer]

@@ -12,7 +12,7 @@ count by a weight, whatever the text.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -25,7 +25,7 @@ from torch import Tensor
 from ffedit.algebra.linalg import Moment, diagonal, double
 from ffedit.editor.config import KeyConfig
 from ffedit.editor.edit import unedited
-from ffedit.editor.key import read_at
+from ffedit.editor.key import read_layers
 from ffedit.errors import EditError, FactError
 from ffedit.files import cache
 from ffedit.files.resuming import load_state, save_state
@@ -52,6 +52,7 @@ def name_moments(
     subjects: Sequence[str],
     config: KeyConfig,
     group: ProcessGroup = ALONE,
+    left_out: Collection[str] = (),
 ) -> dict[int, NameMoment]:
     """Return the moments of each layer; none where names have no weight.
 
@@ -61,20 +62,22 @@ def name_moments(
         subjects: of the facts that are written: a name that is one of them, or words of one, is no other name.
         config: the weight, and what else is left out.
         group: processes that share the reading.
+        left_out: names that do not count either, by themselves.
     """
     if not config.names_weight:
         return {}
     others, found = (*subjects, *config.without_names), {}
-    theirs = {name for name in names() if any(alike(name, other) for other in others)}
+    theirs = {name for name in names() if name in left_out or any(alike(name, other) for other in others)}
+    read = read_names(editable, ff_layers, group)
     for ff in ff_layers:
-        read = name_keys(editable, ff, group)
-        left_out = [i for i, name in enumerate(read.names) if name in theirs]
-        count = len(read.names) - len(left_out)
-        blocks = []
-        for total, part in zip(read.totals, double(read.keys[left_out]).split(ff.sizes, 1), strict=True):
-            blocks.append(double(total).addmm(part.T, part, alpha=-1).mul_(config.names_weight / max(1, count)))
+        known = read[ff.layer]
+        which = [i for i, name in enumerate(known.names) if name in theirs]
+        count, blocks = len(known.names) - len(which), []
+        scale = config.names_weight / count if count else 0.0  # of none, the difference below is rounding
+        for total, part in zip(known.totals, double(known.keys[which]).split(ff.sizes, 1), strict=True):
+            blocks.append(double(total).addmm(part.T, part, alpha=-1).mul_(scale))
         moment = diagonal([block.to(ff.solve_device) for block in blocks])
-        found[ff.layer] = NameMoment(moment, count, tuple(read.names[i] for i in left_out))
+        found[ff.layer] = NameMoment(moment, count, tuple(known.names[i] for i in which))
     return found
 
 
@@ -91,26 +94,46 @@ class NameKeys:
 
 
 def name_keys(editable: Editable, ff: FeedForward, group: ProcessGroup = ALONE) -> NameKeys:
-    """Return the keys of names in a layer, read in the unedited model or kept.
+    """Return of one layer what `read_names` does."""
+    return read_names(editable, [ff], group)[ff.layer]
 
-    Each process of `group` reads its share, and receives all.
+
+def read_names(
+    editable: Editable, ff_layers: Sequence[FeedForward], group: ProcessGroup = ALONE
+) -> dict[int, NameKeys]:
+    """Return the keys of names by layer, read in the unedited model or kept.
+
+    Layers that are not in the cache are read in one pass. Each process of `group` reads its share, and receives all.
     """
     with unedited(editable) if editable.history.originals else nullcontext():
-        about = [fingerprint(editable, ff.layer), ff.layer, str(ff.dtype), editable.chat, names(), MENTIONS]
-        path = cache.path("names", sha256(repr(about).encode()).hexdigest()[:24], ".safetensors")
-        found = _kept(path, len(ff.sizes))
-        if not all(group.gather(found is not None)):
+        paths = {ff.layer: _path(editable, ff) for ff in ff_layers}
+        found = {ff.layer: kept for ff in ff_layers if (kept := _kept(paths[ff.layer], len(ff.sizes))) is not None}
+        lacking = {
+            layer for layers in group.gather([layer for layer in paths if layer not in found]) for layer in layers
+        }
+        if missing := [ff for ff in ff_layers if ff.layer in lacking]:
             mentions = {
-                name: text for i, name in enumerate(names()) if (text := _mention(editable, name, i)) is not None
+                name: text for i, name in enumerate(names()) if (text := mention_of(editable, name, i)) is not None
             }
             own = group.share(list(mentions.values()))
-            rows = group.in_all(lambda: read_at(editable, ff, own)[0].to("cpu", torch.bfloat16))
-            keys = torch.stack(group.exchange(list(rows)))
-            parts = [part.float().to(ff.solve_device) for part in keys.split(ff.sizes, 1)]
-            found = NameKeys(list(mentions), keys, [(part.T @ part).cpu() for part in parts])
-            cache.write(path, partial(_keep, found))
-    assert found is not None
+            read = group.in_all(
+                lambda: [keys.to("cpu", torch.bfloat16) for keys, _ in read_layers(editable, missing, own)]
+            )
+            for ff, rows in zip(missing, read, strict=True):
+                every = group.exchange(list(rows))
+                # A tokenizer may know none of them.
+                keys = torch.stack(every) if every else torch.zeros(0, ff.d_ff, dtype=torch.bfloat16)
+                parts = [part.float().to(ff.solve_device) for part in keys.split(ff.sizes, 1)]
+                found[ff.layer] = NameKeys(list(mentions), keys, [(part.T @ part).cpu() for part in parts])
+                cache.write(paths[ff.layer], partial(_keep, found[ff.layer]))
     return found
+
+
+def _path(editable: Editable, ff: FeedForward) -> Path:
+    """Return the path of the names' keys in a layer; of a mixture's, in those of its experts that `ff` holds."""
+    about = [fingerprint(editable, ff.layer), ff.layer, str(ff.dtype), editable.chat, names(), MENTIONS]
+    about += [str(memory.address) for memory in ff.memories if ff.mixture is not None]
+    return cache.path("names", sha256(repr(about).encode()).hexdigest()[:24], ".safetensors")
 
 
 def _keep(read: NameKeys, path: Path) -> None:
@@ -118,8 +141,8 @@ def _keep(read: NameKeys, path: Path) -> None:
     save_state(path, {"keys": read.keys, **totals}, list(read.names))
 
 
-def _mention(editable: Editable, name: str, number: int) -> Encoded | None:
-    """Encode the mention of the name of this number; None where it has no token, or the model takes fewer tokens."""
+def mention_of(editable: Editable, name: str, number: int) -> Encoded | None:
+    """Encode a mention of a name, by its `number`; None where it has no token, or the model takes fewer tokens."""
     try:
         text = mention(editable, name, MENTIONS[number % len(MENTIONS)])
     except FactError:

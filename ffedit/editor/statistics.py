@@ -138,9 +138,19 @@ def collect(
 
 def are_cached(editable: Editable, memories: Sequence[KeyValueMemory], corpus: Corpus) -> bool:
     """Return True if `collect` would read all moments from the cache."""
+    return len(_cached_memories(editable, memories, corpus)) == len(memories)
+
+
+def cached_layers(editable: Editable, corpus: Corpus) -> list[int]:
+    """Return the layers of which `collect` would read moments from the cache; of a mixture's, of any of its experts."""
+    return sorted({memory.address.layer for memory in _cached_memories(editable, editable.memories.values(), corpus)})
+
+
+def _cached_memories(editable: Editable, memories: Iterable[KeyValueMemory], corpus: Corpus) -> list[KeyValueMemory]:
     text, _ = identity(editable, corpus, _text(editable, corpus, silent)[0])
-    marks = _marks(editable, memories).values()
-    return all(_entry("moments", f"{mark}:{text}:{corpus.weighting}:{RULES}").exists() for mark in marks)
+    marks = _marks(editable, memories := list(memories))
+    entry = {at: _entry("moments", f"{mark}:{text}:{corpus.weighting}:{RULES}") for at, mark in marks.items()}
+    return [memory for memory in memories if entry[memory.address].exists()]
 
 
 def _marks(editable: Editable, memories: Iterable[KeyValueMemory]) -> dict[Address, str]:

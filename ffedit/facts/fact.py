@@ -15,7 +15,7 @@ import dataclasses
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 from ffedit.errors import EditError, FactError, choices
 from ffedit.facts.text import occurrences
@@ -24,8 +24,6 @@ from ffedit.notebook import Displayed
 SLOT = "{}"
 # The kind of MQuAKE's questions: of several phrasings of one question, any that is answered counts.
 MULTI_HOP = "multi-hop"
-# Token at which a fact's key is read, by ROME's parameter names: the subject's last or first token, the prompt's last.
-FactToken: TypeAlias = Literal["subject_last", "subject_first", "last"]
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 # What is never text: terminals act on it, and C strings end at NUL. Tabs and line ends are text; so are, in scripts

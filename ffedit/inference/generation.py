@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import replace
 from itertools import chain, takewhile
 from typing import TypeAlias
 
@@ -97,7 +98,7 @@ def _first_word(editable: Editable, prompt: Encoded, said: Sequence[int]) -> Enc
             break
     ids = (*prompt.ids, *said[:size])
     text = decode(editable.tokenizer, ids)
-    return Encoded(text, ids, len(prompt.ids), prompt.subject) if text[before:].strip() else None
+    return replace(prompt, text=text, ids=ids) if text[before:].strip() else None
 
 
 @torch.no_grad()

@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import cache as once
 from pathlib import Path
 
-from ffedit.facts.fact import FactToken
+from ffedit.facts.fact_token import FactToken
 from ffedit.model.editable import Editable
 from ffedit.model.tokenization import Encoded
 

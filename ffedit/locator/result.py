@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
+from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, get_args
 
@@ -19,7 +20,7 @@ from numpy.typing import ArrayLike
 from ffedit.algebra import bootstrap
 from ffedit.algebra.bootstrap import Interval, percentile_interval
 from ffedit.errors import FactError
-from ffedit.facts.fact import FactToken
+from ffedit.facts.fact_token import FactToken, index_of
 from ffedit.facts.text import counted, number
 from ffedit.files.atomic import write_file
 from ffedit.notebook import Plotted, data_frame
@@ -110,8 +111,11 @@ class Trace(Plotted):
         return self.subject[1] - 1
 
     def position(self, token: FactToken = "subject_last") -> int:
-        """Return the position of the token where a key is read."""
-        return position_of(token, self.subject, len(self.tokens))
+        """Return the position of the token where a key is read; FactError where the subject has no such token."""
+        if token == "last":
+            return len(self.tokens) - 1
+        own = self.tokens[slice(*self.subject)]
+        return self.subject[0] + index_of(token, "".join(own), tuple(accumulate(map(len, own))))
 
     def effects_at(self, token: FactToken = "subject_last") -> LayerEffects:
         """Return the effects at `token`, [layers]."""
@@ -274,18 +278,13 @@ def _strongest(trace: Trace | TraceSet) -> str:
     return f"recalled most at {peak.token!r}, layer {peak.layer}: {number(peak.effect)} of {number(trace.total)}"
 
 
-def position_of(token: FactToken, subject: tuple[int, int], length: int) -> int:
-    """Return the position of the token where a key is read in a prompt of `length` tokens with this `subject`."""
-    return {"subject_last": subject[1] - 1, "subject_first": subject[0], "last": length - 1}[token]
-
-
 def positions_of(tokens: Tokens, subject: tuple[int, int], length: int) -> list[int]:
     """Return the positions that are restored in a prompt of `length` tokens with this `subject`, in ascending order."""
     if tokens == "all":
         return list(range(subject[0], length))
     if tokens == "subject_and_last":
         return sorted({*range(*subject), length - 1})
-    return [position_of(tokens, subject, length)]
+    return [subject[1] - 1]
 
 
 def span_of(layer: int, window: int, depth: int) -> range:

@@ -8,7 +8,7 @@ that an edit of any layer is one problem: find Δ = [Δ_1 … Δ_p] with (W + Δ
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -99,6 +99,11 @@ class FeedForward:
         pieces = joined.split(self.sizes, dim)
         return {memory.address: piece for memory, piece in zip(self.memories, pieces, strict=True)}
 
+    def joined(self, keys: Mapping[Address, Tensor]) -> Tensor:
+        """Join keys [tokens, d_ff] by memory to those of the layer, [tokens, Σ d_ff]; several are float32."""
+        wide = [keys[memory.address] for memory in self.memories]
+        return wide[0] if len(wide) == 1 else torch.cat([part.float() for part in wide], -1)
+
     def at(self, index: int) -> tuple[Address, int]:
         """Return the memory that column `index` of W belongs to, and the index in it."""
         for memory in self.memories:
@@ -145,13 +150,9 @@ class FeedForward:
             # A copy: code that runs after a hook may overwrite the tensor in place.
             seen[memory.address] = keys.whole.clone()
 
-        def joined() -> Tensor:
-            # Popped, so that a caller that reads many layers does not hold the keys of all.
-            wide = [seen.pop(memory.address) for memory in self.memories]
-            return wide[0] if len(wide) == 1 else torch.cat([keys.float() for keys in wide], -1)
-
         with self.watched(take):
-            yield joined
+            # Popped, so that a caller that reads many layers does not hold the keys of all.
+            yield lambda: self.joined({memory.address: seen.pop(memory.address) for memory in self.memories})
 
     def idle(self) -> AbstractContextManager[None]:
         """Skip the layer's output where it is not read: a dense layer computes it for one token."""

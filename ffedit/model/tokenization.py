@@ -35,7 +35,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from ffedit.errors import FactError, ModelError
-from ffedit.facts.fact import FactToken
+from ffedit.facts.fact_token import FactToken, index_of
 
 OPENING = "([{<\"'“‘«‹「『（【/\\-–—_"
 # Scripts that are written without spaces between words.
@@ -62,6 +62,8 @@ class Encoded:
     answer: int  # index of the answer's first token; `len(ids)` where there is no answer
     subject: tuple[int, int] | None = None  # first token of the subject and the one after its last, or None
     fact_token: FactToken = "subject_last"  # the token at which the key of its fact is read
+    name: str = ""  # the subject's text
+    ends: tuple[int, ...] = ()  # for each of the subject's tokens, the number of characters of `name` up to its end
 
     @property
     def target_ids(self) -> tuple[int, ...]:
@@ -76,11 +78,13 @@ class Encoded:
 
     @property
     def site(self) -> int:
-        """Position where the key is read and a value is written; see `fact_token`."""
+        """Position where the key is read and a value is written, by `fact_token`; FactError where there is none."""
         if self.fact_token == "last":
             return self.answer - 1
         assert self.subject is not None
-        return self.subject_last if self.fact_token == "subject_last" else self.subject[0]
+        if self.fact_token == "subject_last":
+            return self.subject_last
+        return self.subject[0] + index_of(self.fact_token, self.name, self.ends)
 
 
 def joined(prompt: str, answer: str) -> str:
@@ -146,12 +150,14 @@ def encode(
     if max_tokens is not None and len(ids) > max_tokens:
         raise FactError(f"prompt of {len(ids)} tokens, but the model takes {max_tokens}: {text[:40]!r}…; shorten it")
     subject, unknown = None, tokenizer.unk_token_id
+    name, ends = "", tuple[int, ...]()
     if span is not None:
         name = text[slice(*span)]
         inside = [i for i, (a, b) in enumerate(offsets) if a < span[1] and b > span[0] and b > a]
         if not inside:
             raise FactError(f"the subject {name!r} comes to no token in {text!r}")
         subject = inside[0], inside[-1] + 1
+        ends = tuple(min(offsets[i][1], span[1]) - span[0] for i in range(*subject))
         if unknown is not None and unknown in ids[slice(*subject)]:
             raise FactError(f"the subject {name!r} holds characters that the model's tokenizer does not know")
     start = len(ids)
@@ -165,7 +171,7 @@ def encode(
             raise FactError(f"no token stands before the answer {answer!r} in {text!r}; a longer prompt is needed")
         if subject is not None and subject[1] > start:
             raise FactError(f"the subject and the answer share a token in {text!r}; put a word between them")
-    return Encoded(text, tuple(ids), start, subject)
+    return Encoded(text, tuple(ids), start, subject, name=name, ends=ends)
 
 
 def special_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:

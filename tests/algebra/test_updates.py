@@ -12,7 +12,7 @@ from torch import Tensor
 from ffedit.algebra.key_moments import KeyMoments, KeyMomentsFitter
 from ffedit.algebra.linalg import condition, whiten
 from ffedit.algebra.low_rank import LowRank
-from ffedit.algebra.updates import add_context_moment, rank_one
+from ffedit.algebra.updates import add_context_moment, direction, rank_one
 from ffedit.errors import EditError
 
 D_OUT, D_IN = 7, 12
@@ -55,6 +55,19 @@ def test_no_other_solution_has_a_smaller_c_norm(seed: int) -> None:
         other -= (other @ key)[:, None] * key / (key @ key)  # sends k to zero, so delta + other is a solution too
         for size in (1e-3, 1.0):
             assert c_norm(delta + size * other, C) > c_norm(delta, C)
+
+
+def test_the_direction_says_what_every_other_key_receives() -> None:
+    """uᵀk = 1, and 0 for a key that C⁻¹ makes orthogonal; Δ x = (uᵀx) (v − W k) for any x."""
+    W, k, v, C = problem()
+    u, key = direction(k, C), k.double()
+    x = torch.randn(D_IN, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    orthogonal = x - (u @ x) * key
+    assert float(u @ key) == pytest.approx(1.0) and abs(float(u @ orthogonal)) < 1e-12 < float(orthogonal.norm())
+    received = rank_one(W, k, v, C).dense @ x
+    torch.testing.assert_close(received, (u @ x) * (v.double() - W.double() @ key), rtol=1e-9, atol=1e-12)
+    with pytest.raises(EditError, match=r"the key k\* is zero"):
+        direction(torch.zeros(D_IN), C)
 
 
 def test_with_the_contexts_counted_in_a_change_is_the_same_in_every_context() -> None:

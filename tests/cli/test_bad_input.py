@@ -139,6 +139,26 @@ def test_layers_that_are_not_there(apply: Refuses, layers: str) -> None:
     assert "layers 0 to 2" in line or "auto, trace, sweep, one layer (4) or a range (3-8)" in line
 
 
+@pytest.mark.parametrize(
+    ("token", "loads", "told"),
+    [
+        ("Rome", False, "fact token 'Rome' is no word of the subject 'Eiffel tower'"),
+        (
+            "",
+            False,
+            "key.fact_token is ''; subject_last, subject_first, last, the number of one of the subject's tokens",
+        ),
+        ("2", True, "fact token 2 was asked for, but the subject 'Eiffel tower' has 2 tokens; a number from 0 to 1"),
+        ("-3", True, "or from -2 to -1, was expected"),
+    ],
+)
+def test_tokens_that_the_subject_lacks_are_found_before_the_work(
+    apply: Refuses, monkeypatch: pytest.MonkeyPatch, token: str, loads: bool, told: str
+) -> None:
+    monkeypatch.setattr("ffedit.layer_choice.choose.shown", lambda *_: pytest.fail("it was traced"))
+    assert told in apply("fact.json", "--layer", "0", "--fact-token", token, loads=loads)
+
+
 @pytest.mark.parametrize("condition", ["beauty>=1", "efficacy=1", "efficacy>=high", "efficacy>=1e", "efficacy"])
 def test_requirements_are_read_before_the_model(apply: Refuses, condition: str) -> None:
     assert condition in apply("fact.json", "--require", condition, loads=False)

@@ -21,6 +21,7 @@ from ffedit.layer_choice import calibrate
 from ffedit.locator import TraceSet, locate_all, trace as tracing
 
 Command = Callable[..., Ran]
+SHOWN = ("Causal trace", "Reach", "Leak")
 KINDS = ["state", "feed_forward", "attention"]
 
 
@@ -159,6 +160,64 @@ def test_replacements_and_one_fact_that_nobody_knows(locate: Command) -> None:
     Path("none.json").write_text(json.dumps({**FACT, "previous": "piano"}))
     done = locate("none.json", "--aggregate")
     assert done.code == 1 and "for none of 1 facts" in done.err and done.err.count("\n") == 1
+
+
+# Sites --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def few_names(monkeypatch: pytest.MonkeyPatch) -> tuple[str, ...]:
+    """Names that the tiny model knows, and little text for C."""
+    few = ("Rome", "Paris", "Marie Curie", "Nile river")
+    monkeypatch.setattr("ffedit.editor.name_keys.names", lambda: few)
+    for module in ("look_alikes", "site_map"):
+        monkeypatch.setattr(f"ffedit.layer_choice.{module}.measured_names", lambda: few)
+    monkeypatch.setattr("ffedit.layer_choice.site_map.tokens_for", lambda subjects: 600)
+    return few
+
+
+def test_the_leak_of_each_site_stands_beside_the_trace(locate: Command, few_names: tuple[str, ...]) -> None:
+    words = ["fact.json", "--leak", "--layers", "0-1"]
+    result = found(locate(*words, "--set", "key.context_weight=0.5", "--plot", "sites.png", "--json", "-"))
+    (row,) = result["facts"]
+    mapped = row["site_map"]
+    assert mapped["axes"] == row["trace"]["axes"] and mapped["tokens"] == row["trace"]["tokens"]
+    for name in ("reach", "reach_least", "leak", "leak_high", "leak_look_alikes"):
+        assert np.shape(mapped[name]) == np.shape(row["trace"]["effects"]), name
+    assert mapped["layers"] == [0, 1] and mapped["leak"][2] == [None] * len(mapped["tokens"])
+    assert {name for name in mapped["hit"][1][row["trace"]["token"]] if name} <= {*few_names, "Nile river"}
+    assert Path("sites.png").read_bytes().startswith(b"\x89PNG")
+    done = locate(*words)
+    assert done.code == 0 and {"Causal trace", "Reach", "Leak"} <= {word for word in SHOWN if word in done.out}
+    other = found(locate(*words, "--json", "-"))["facts"][0]["site_map"]
+    assert other["reach"] != mapped["reach"] and other["look_alikes"] == mapped["look_alikes"]
+
+
+def test_without_layers_those_are_mapped_whose_statistics_are_there(
+    locate: Command, few_names: tuple[str, ...], model: Path
+) -> None:
+    editable = ffedit.load(model)
+    ffedit.stats(editable, [2], ffedit.Corpus(tokens=600))
+    result = found(locate("fact.json", "--leak", "--json", "-"))["facts"][0]
+    assert result["site_map"]["layers"] == [2] and None not in np.ravel(result["trace"]["effects"]).tolist()
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["many.json", "--leak"], "--leak is of one fact, found 8; name one"),
+        (["fact.json", "--leak", "--aggregate"], "without --aggregate and --sweep"),
+        (["fact.json", "--leak", "--sweep"], "without --aggregate and --sweep"),
+        (["fact.json", "--set", "key.names_weight=1"], "add --sweep or --leak"),
+        (["fact.json", "--leak", "--set", "key.names_weight=-1"], "key.names_weight is -1.0; 0 or more was expected"),
+    ],
+)
+def test_a_leak_that_cannot_be_mapped_is_one_line(
+    locate: Command, monkeypatch: pytest.MonkeyPatch, words: list[str], told: str
+) -> None:
+    monkeypatch.setattr("ffedit.load", lambda *_, **__: pytest.fail("loaded"))
+    done = locate(*words)
+    assert done.code == 1 and told in done.err and done.err.count("\n") == 1
 
 
 # Sweeps -------------------------------------------------------------------------------------------

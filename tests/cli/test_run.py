@@ -40,6 +40,20 @@ def test_a_saved_recipe_makes_the_same_edit(capsys: pytest.CaptureFixture[str], 
 
 
 @pytest.mark.usefixtures("warm_cache", "verified_here")
+def test_a_token_by_number_word_or_name_is_the_same_edit(capsys: pytest.CaptureFixture[str], empty: Path) -> None:
+    """Atlas cuts "Eiffel Tower" into two words."""
+    made_at = {}
+    for token in ("subject_first", -2, "Eiffel", "subject_last"):
+        path = recipe(empty / "r.yaml", out="edit", fact_token=token, force=True, method="rome")
+        assert shell(capsys, "run", path.name, "-q").code == 0
+        made_at[token] = edit = ffedit.Edit.load("edit")
+        assert edit.provenance["config"]["key"]["fact_token"] == str(token)
+        assert yaml.safe_load(shell(capsys, "show", "edit", "--recipe").out)["fact_token"] == str(token)
+    first, number, word, last = (next(iter(edit.keys.values())) for edit in made_at.values())
+    assert first.equal(number) and first.equal(word) and not first.equal(last)
+
+
+@pytest.mark.usefixtures("warm_cache", "verified_here")
 def test_exports_are_those_of_the_list(capsys: pytest.CaptureFixture[str], empty: Path) -> None:
     exports = [{"format": "delta", "out": "numbers"}, {"format": "adapter", "out": "lora"}]
     path = recipe(empty / "r.yaml", force=True, export=exports)

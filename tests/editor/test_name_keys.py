@@ -14,8 +14,8 @@ from ffedit import Editable, EditError, Fact
 from ffedit.algebra.linalg import double
 from ffedit.editor import name_keys as module
 from ffedit.editor.config import KeyConfig
-from ffedit.editor.key import read_at
-from ffedit.editor.name_keys import name_keys, name_moments
+from ffedit.editor.key import read_at, read_layers
+from ffedit.editor.name_keys import name_keys, name_moments, read_names
 from ffedit.files import cache
 from ffedit.inference.corpus import Corpus
 from ffedit.inference.names import MENTIONS, alike, mention, names
@@ -83,13 +83,43 @@ def test_a_subject_among_the_names_is_none_of_the_others(editable: Editable) -> 
 
 def test_keys_are_kept_and_read_again_with_the_same_bits(editable: Editable, monkeypatch: pytest.MonkeyPatch) -> None:
     ff, read = editable.feed_forward[1], []
-    monkeypatch.setattr(module, "read_at", lambda *about: read.append(1) or read_at(*about))
+    monkeypatch.setattr(module, "read_layers", lambda *about: read.append(1) or read_layers(*about))
     first = name_keys(editable, ff).keys
     again = name_keys(editable, ff).keys
     assert torch.equal(first, again) and len(read) == 1
     (entry,) = [path for path in cache.entries() if path.parent.name == "names"]
     entry.write_bytes(entry.read_bytes()[:-9])
     assert torch.equal(name_keys(editable, ff).keys, first) and len(read) == 2, "a damaged entry is read anew"
+
+
+def test_several_layers_are_read_in_one_pass_with_the_same_keys(
+    editable: Editable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alone, read = {layer: name_keys(editable, editable.feed_forward[layer]).keys for layer in (0, 1, 2)}, []
+    cache.clear()
+    monkeypatch.setattr(
+        module, "read_layers", lambda e, layers, t: read.append(len(layers)) or read_layers(e, layers, t)
+    )
+    name_keys(editable, editable.feed_forward[1])
+    together = read_names(editable, editable.feed_forward)
+    assert read == [1, 2], "the layer that is there already is not read again"
+    assert all(torch.equal(together[layer].keys, keys) for layer, keys in alone.items())
+
+
+def test_keys_of_other_experts_are_others_keys() -> None:
+    """An edit writes to some experts of a mixture: names are kept for these, not for the layer."""
+    mixture = zoo.shared("mixtral").feed_forward[1]
+    few = [mixture.only(memory.address for memory in mixture.memories[some]) for some in (slice(0, 1), slice(1, 3))]
+    keys = [name_keys(zoo.shared("mixtral"), ff).keys for ff in (mixture, *few)]
+    assert [part.shape[1] for part in keys] == [mixture.d_ff, few[0].d_ff, few[1].d_ff]
+    assert torch.equal(torch.cat(keys[1:], 1), keys[0][:, : few[0].d_ff + few[1].d_ff])
+
+
+def test_names_are_left_out_by_themselves(editable: Editable) -> None:
+    """Not with all that is words of them, as a subject is: "Marie Curie" stays, and Marie does not."""
+    ff, config = editable.feed_forward[1], KeyConfig(names_weight=2.0)
+    found = name_moments(editable, [ff], ["Spain"], config, left_out={"Marie", "Berlin"})[1]
+    assert found.left_out == ("Marie", "Spain") and found.count == len(FEW) - 2
 
 
 def test_names_are_those_of_the_unedited_model(editable: Editable) -> None:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from atlas.recipe import RECIPES
 from atlas.table import TEMPLATES, held_out, load
+from shell import shell
 
 import ffedit
 from ffedit.facts.formats import parse_record
@@ -121,6 +122,24 @@ def test_it_is_recalled_early_at_the_last_token_of_the_subject(name: str) -> Non
     trace = ffedit.locate(atlas(name), FACT, window=3)
     assert trace.known and trace.at_subject.max() >= 0.25 * trace.total
     assert trace.layer < len(atlas(name).layers) / 2
+
+
+@pytest.mark.usefixtures("warm_cache")
+def test_its_sites_are_mapped_beside_the_trace(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr("ffedit.layer_choice.site_map.tokens_for", lambda subjects: 2000)
+    facts, table = ROOT / "edits" / "eiffel-tower.json", tmp_path / "sites.json"
+    done = shell(capsys, "locate", facts, "--leak", "--layers", "0", "--samples", "2", "--json", table)
+    assert done.code == 0, done.err
+    assert "Reach: share of the change" in done.out and "Leak: share of the change" in done.out
+    (row,) = json.loads(table.read_text(encoding="utf-8"))["facts"]
+    mapped, last = row["site_map"], row["trace"]["token"]
+    assert mapped["layers"] == [0] and mapped["tokens"] == row["trace"]["tokens"] and mapped["names"] == 300
+    assert 0.7 < mapped["reach_least"][0][last] <= mapped["reach"][0][last] < 1.3
+    assert 0 < mapped["leak"][0][last] < mapped["leak_look_alikes"][0][last] < 0.7
+    assert {"Victory Column", "Sacre Coeur"} <= set(mapped["look_alikes"][0]), "its neighbors are among them"
+    assert set(mapped["hit"][0][last]) <= set(mapped["look_alikes"][0])
 
 
 @pytest.mark.usefixtures("warm_cache")

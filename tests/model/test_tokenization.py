@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -143,6 +144,20 @@ def test_the_subjects_tokens_are_found_by_characters(tokenizer: PreTrainedTokeni
     assert found.subject is not None
     assert tokenizer.decode(found.ids[slice(*found.subject)]).strip() == "Eiffel tower"
     assert found.subject_last == found.subject[1] - 1
+
+
+@every_tokenizer
+@pytest.mark.parametrize("prompt", ["{} is a city", "the old {} is a city", '"{}" is a city'])
+def test_a_word_of_the_subject_is_its_last_token(tokenizer: PreTrainedTokenizerBase, prompt: str) -> None:
+    fact = Fact("Eiffel tower", prompt, "Rome")
+    found = encode(tokenizer, fact.text, "Rome", fact.span)
+    assert found.subject is not None and len(found.ends) == found.subject[1] - found.subject[0]
+    site = replace(found, fact_token="Eiffel").site
+    assert tokenizer.decode(found.ids[found.subject[0] : site + 1]).strip() == "Eiffel"
+    for token in ("tower", "Eiffel tower", -1, len(found.ends) - 1, "subject_last"):
+        assert replace(found, fact_token=token).site == found.subject_last
+    with pytest.raises(FactError, match="no word of the subject 'Eiffel tower'"):
+        _ = replace(found, fact_token="city").site
 
 
 @every_tokenizer

@@ -14,9 +14,22 @@ from typing import Any
 import numpy as np
 
 from ffedit.display.panels import Panel, of_group, of_sureness
-from ffedit.display.picture import HURTS, NEGATIVE, PARTS, RAMP, UNITS, Picture, Row, layer_step, pictures, restored
+from ffedit.display.picture import (
+    HURTS,
+    NEGATIVE,
+    PARTS,
+    RAMP,
+    UNITS,
+    Picture,
+    Row,
+    layer_step,
+    pictures,
+    restored,
+    site_pictures,
+)
 from ffedit.facts.text import counted, number
 from ffedit.inspector.model_view import ModelReport, Unit
+from ffedit.layer_choice.site_map import SiteMap
 from ffedit.locator.result import ROLES, SETTINGS, Aggregate, Part, Trace, TraceSet
 
 # Heat maps -----------------------------------------------------------------------------------------
@@ -32,9 +45,18 @@ def heat_maps(traces: Sequence[Trace | TraceSet], layer: int | None = None) -> A
 
     `layer` is the layer to mark, by default each measurement's choice.
     """
+    return _side_by_side(pictures(traces, layer, MOST_ROWS))
+
+
+def site_maps(trace: Trace, mapped: SiteMap, layer: int | None = None) -> Any:
+    """Draw effect, reach and leak of a fact's sites side by side, with the same rows and columns; `layer` is marked."""
+    layer = trace.layer if layer is None else layer
+    return _side_by_side([*pictures([trace], layer, MOST_ROWS), *site_pictures(mapped, trace, layer, MOST_ROWS)])
+
+
+def _side_by_side(panels: Sequence[Picture]) -> Any:
     from matplotlib.figure import Figure
 
-    panels = pictures(traces, layer, MOST_ROWS)
     labels = [[_label(row) for row in shown.rows] for shown in panels]
     shared = [i > 0 and labels[i] == labels[i - 1] for i in range(len(panels))]
     widths = [max(3.2, min(9.0, 0.3 * shown.depth)) for shown in panels]
@@ -77,8 +99,15 @@ def _heat_map(axes: Any, shown: Picture, names: Sequence[str], width: float, hei
     bar.locator = MaxNLocator(max(2, min(6, round(2 * height))))
     bar.outline.set_visible(False)
     bar.ax.tick_params(labelsize=8, length=0)
-    unit = UNITS[shown.metric]
-    bar.set_label(f"indirect effect ({'P' if height < 2 and unit == 'probability' else unit})", fontsize=8)
+    bar.set_label(_axis(shown, height), fontsize=8)
+
+
+def _axis(shown: Picture, height: float) -> str:
+    """Return the label of a colour bar, `height` inches long."""
+    unit = UNITS.get(shown.metric)
+    if unit is None:
+        return f"{shown.metric} (share of the change)" if height >= 2 else shown.metric
+    return f"indirect effect ({'P' if height < 2 and unit == 'probability' else unit})"
 
 
 def _label(row: Row) -> str:

@@ -14,7 +14,7 @@ import jinja2
 from markupsafe import Markup, escape
 
 from ffedit.display.html import charts
-from ffedit.display.picture import NEGATIVE, RAMP, UNITS, shade
+from ffedit.display.picture import NEGATIVE, RAMP, shade
 from ffedit.display.terminal.memories import percent, placed, share, tenths
 from ffedit.display.terminal.model_view import columns, sentences
 from ffedit.facts.text import change, counted, number, visible
@@ -57,7 +57,7 @@ def _templates() -> jinja2.Environment:
     )
     filters = (share, number, shade, placed, percent, tenths, bare, prose, lines, end, start)
     environment.filters |= {function.__name__: function for function in filters}
-    constants = {"ACTIVE": ACTIVE, "NEGATIVE": NEGATIVE, "RAMP": RAMP, "UNITS": UNITS}
+    constants = {"ACTIVE": ACTIVE, "NEGATIVE": NEGATIVE, "RAMP": RAMP}
     functions = (columns, sentences, counted, change)
     environment.globals |= {"charts": charts, **constants, **{function.__name__: function for function in functions}}
     return environment

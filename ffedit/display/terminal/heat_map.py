@@ -17,7 +17,7 @@ from rich.style import Style
 from rich.text import Text
 
 from ffedit.algebra.bootstrap import Interval
-from ffedit.display.picture import NEGATIVE, UNITS, Picture, Row, colour, pictures, restored, runs
+from ffedit.display.picture import NEGATIVE, Picture, Row, colour, pictures, restored, runs
 from ffedit.facts.text import counted, number, quoted
 from ffedit.locator import Trace, TraceSet
 from ffedit.locator.result import Aggregate
@@ -35,6 +35,11 @@ def heat_map(trace: Trace | TraceSet, layer: int | None = None) -> HeatMap:
     `layer` is the one to mark, by default the trace's own choice.
     """
     (shown,) = pictures([trace], layer)
+    return with_most(shown)
+
+
+def with_most(shown: Picture) -> HeatMap:
+    """Render a heat map with the largest number of each row beside it."""
     most = ("–" if np.isnan(row.most) else number(row.most) for row in shown.rows)
     return HeatMap(shown, tuple(f"{text:>5}" for text in ("most", *most)))
 
@@ -119,15 +124,14 @@ class HeatMap:
         shown = self.picture
         if shown.scale == 0:
             return Text("No restoration brings anything back.")
-        of = "of " if shown.metric == "probability" else ""
         subject = "   * subject" if any(row.subject for row in shown.rows) else ""
         ramp = (shade(i / 9, 1) for i in range(10))
-        return Text.assemble("0 ", *ramp, f" {number(shown.scale)} {of}{UNITS[shown.metric]} brought back{subject}")
+        return Text.assemble("0 ", *ramp, f" {number(shown.scale)} {shown.legend}{subject}")
 
     def _remarks(self, group: int) -> list[str]:
         shown, remarks = self.picture, []
         if shown.share(shown.lowest) < -NEGATIVE:
-            remarks.append(f"- restoring takes away, up to {number(-shown.lowest)}")
+            remarks.append(f"- {shown.negative} {number(-shown.lowest)}")
         if group > 1:
             remarks.append(f"a column is {group} layers and shows their largest effect")
         if any(row.run and not np.isnan(row.most) for row in shown.rows):

@@ -201,7 +201,7 @@ def verdict_view(report: Report, edit: Edit | None = None, editable: Editable | 
     words = [verdict.text]
     if edit is not None and editable is not None and verdict.outcome not in ("took", "nothing to change", "no edit"):
         missed = _missed(report, edit)
-        words += [*_why(missed), *_advice(editable, report, edit, missed)]
+        words += [*_why(missed), *_advice(editable, edit, missed)]
     text = Text(" ".join(words), style=STYLES.get(verdict.outcome, "bold yellow"))
     for caveat in verdict.caveats:
         text.append(f"\n{caveat}", style="not bold yellow")
@@ -231,13 +231,12 @@ def _why(missed: list[tuple[str, ValueSearch]]) -> Iterator[str]:
     )
 
 
-def _advice(editable: Editable, report: Report, edit: Edit, missed: list[tuple[str, ValueSearch]]) -> Iterator[str]:
+def _advice(editable: Editable, edit: Edit, missed: list[tuple[str, ValueSearch]]) -> Iterator[str]:
     """Suggest other layers, fewer layers, or more steps where the steps ended before a value was found."""
     about, depth = edit.provenance, len(editable.layers)
-    facts = [score.fact for score in report.facts_before]
     method = METHODS[about["method"]] if about.get("method") in METHODS else METHODS["memit"]
     token = about.get("config", {}).get("key", {}).get("fact_token", "subject_last")
-    reach = in_reach(editable, facts, method, range(depth), token) if depth > 1 else range(0)
+    reach = in_reach(editable, edit.facts, method, range(depth), token) if depth > 1 else range(0)
     options = []
     if others := [layer for layer in reach if layer not in edit.layers]:
         which = f"{others[0]}" if len(others) == 1 else f"N, one of {ranges(others)}"

@@ -67,6 +67,8 @@ def set_number(config: EditConfig, name: str, value: Any) -> EditConfig:
         raise EditError(f"{name}: there is no such number; there is {', '.join(known)}")
     kind = type(known[name])
     value = tuple(value) if isinstance(value, list) else value
+    if kind is str and type(value) is int:  # a word that is a number (key.fact_token=-2)
+        value = str(value)
     if type(value) is not kind and not (kind is float and type(value) is int):
         raise EditError(f"{name}: {value!r} is of type {type(value).__name__}, expected {kind.__name__}")
     record, _, field = name.rpartition(".")

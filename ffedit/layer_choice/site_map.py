@@ -1,0 +1,346 @@
+"""Map the sites of a fact: how far a change written there reaches its subject, and how much of it leaks to other names.
+
+A site is a token and a layer. The smallest change that stores a fact at it is Δ = δ uᵀ (ROME, arXiv 2202.05262, eq. 2),
+
+    u = C⁻¹k* / (k*ᵀ C⁻¹ k*)
+
+with the key k* read there and the metric C of the layer: a text receives (uᵀk) δ wherever a key k is read. So what an
+edit does to other texts is known from keys alone, before any value is chosen:
+
+    reach   uᵀk at the same token of the subject, in sentences in which k* was not read; 1 is the whole change
+    leak    |uᵀk| in mentions of other names, of each at its token that receives most; 0 is none of it
+
+The other property of a site is its *effect*, the share of the answer that comes back when its clean output is restored
+(`locator`). k* and C are those that the editor would take, with one difference: names that are measured do not count in
+C (`look_alikes`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from itertools import chain
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+from torch import Tensor
+
+from ffedit.algebra.key_moments import KeyMoments
+from ffedit.algebra.linalg import Moment, double
+from ffedit.algebra.updates import direction
+from ffedit.editor.config import EditConfig
+from ffedit.editor.job import metric
+from ffedit.editor.key import PromptSet, build_prompts, read_keys, read_layers, without_sinks, zero_moment
+from ffedit.editor.name_keys import mention_of, name_moments, read_names
+from ffedit.editor.statistics import by_layer, cached_layers, moments_for
+from ffedit.editor.target_layers import find_ff_layers
+from ffedit.errors import EditError, FactError
+from ffedit.facts.fact import Fact, FactLike, as_facts
+from ffedit.facts.text import counted, number
+from ffedit.inference.batching import refuse_out_of_memory
+from ffedit.inference.corpus import Corpus, tokens_for
+from ffedit.inference.names import alike, mention
+from ffedit.layer_choice.look_alikes import look_alikes, measured_names, neighbor_subjects
+from ffedit.layer_choice.published import auto_layer
+from ffedit.locator.result import Effects, save_arrays
+from ffedit.locator.trace import resolve_layers
+from ffedit.model.editable import Editable, check_model
+from ffedit.model.feed_forward import FeedForward
+from ffedit.model.memory import Address
+from ffedit.model.tokenization import LETTER, Encoded, decode
+from ffedit.notebook import Displayed
+from ffedit.progress import Progress, silent
+
+Names: TypeAlias = np.ndarray[tuple[int, ...], np.dtype[np.str_]]
+
+# What stands in front of the subject where its reach is measured; k* is never read behind one of these.
+CARRIERS = (
+    "People often ask about",
+    "In this chapter we turn to",
+    "My friend wrote a letter about",
+    "There is a photograph of",
+    "Nobody in the room had mentioned",
+    "The newspaper printed a long report on",
+    "For many years,",
+)
+# Other names that are measured at every site, look-alikes that ship, and neighbors' subjects, at most.
+OTHERS, LOOK_ALIKES, NEIGHBORS = 300, 10, 20
+# Of the names that receive most, so many are kept with what they receive.
+MOST_HIT = 5
+HIGH = 0.95
+ARRAYS = ("reach", "reach_least", "leak", "leak_high", "leak_look_alikes", "hit", "hit_by")
+
+
+@dataclass(frozen=True, eq=False)
+class SiteMap(Displayed):
+    """Reach and leak of each site of a fact; the axes are those of `Trace.effects`.
+
+    Attributes:
+        reach: mean over other sentences of uᵀk at the same token of the subject, [layers, tokens]: the share of the
+            change that the subject receives there. NaN at layers that were not measured, and at tokens that are not the
+            subject's, or that the subject does not have in every text of the edit.
+        reach_least: the least of these shares, [layers, tokens].
+        leak: mean of |uᵀk| over other names, [layers, tokens].
+        leak_high: the 95th percentile of |uᵀk| over the same names, [layers, tokens].
+        leak_look_alikes: mean of |uᵀk| over look-alikes of the subject, [layers, tokens].
+        hit: the look-alikes that receive most, the most first, [layers, tokens, 5]; "" where there are fewer.
+        hit_by: uᵀk of each of these, [layers, tokens, 5]; NaN where there are fewer.
+        layers: layers that were measured, ascending.
+        tokens: the prompt's tokens as text, [tokens].
+        subject: position of the subject's first token, and the one after its last.
+        names: number of other names that were measured.
+        look_alikes: the look-alikes, for each of `layers`: the neighbors' subjects, names that end with the subject's
+            last word, and names whose keys are most alike to the subject's there.
+        prompt: the prompt as text.
+    """
+
+    reach: Effects
+    reach_least: Effects
+    leak: Effects
+    leak_high: Effects
+    leak_look_alikes: Effects
+    hit: Names
+    hit_by: Effects
+    layers: tuple[int, ...]
+    tokens: tuple[str, ...]
+    subject: tuple[int, int]
+    names: int
+    look_alikes: tuple[tuple[str, ...], ...]
+    prompt: str
+
+    def __repr__(self) -> str:
+        layer, position = self.least
+        site = f"{self.tokens[position]!r}, layer {layer}"
+        leak, reach = (number(float(values[layer, position])) for values in (self.leak_look_alikes, self.reach))
+        return (
+            f"SiteMap of {self.prompt!r}, layers {list(self.layers)}, {counted(self.names, 'other name')}\n"
+            f"  least leak to look-alikes at {site}: {leak}, reach {reach}"
+        )
+
+    @property
+    def least(self) -> tuple[int, int]:
+        """Layer and position of the site that leaks least to look-alikes; the first measured, where there are none."""
+        leaks = np.where(np.isnan(self.leak_look_alikes), np.inf, self.leak_look_alikes)
+        if np.isinf(leaks).all():
+            return self.layers[0], self.subject[1] - 1
+        layer, position = divmod(int(leaks.argmin()), len(self.tokens))
+        return layer, position
+
+    def hits(self, layer: int, position: int) -> list[tuple[str, float]]:
+        """Return the look-alikes that receive most of what is written at a site, with uᵀk, the most first."""
+        pairs = zip(self.hit[layer, position].tolist(), self.hit_by[layer, position].tolist(), strict=True)
+        return [(name, received) for name, received in pairs if name]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain lists and numbers, in full precision."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: v.tolist() if isinstance(v, np.ndarray) else v for name, v in values.items()}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> SiteMap:
+        """Build a map from what `to_dict` returned, also by way of JSON with null for NaN."""
+        arrays = {name: np.asarray(values[name], str if name == "hit" else float) for name in ARRAYS}
+        lists = {name: tuple(values[name]) for name in ("layers", "tokens", "subject")}
+        return cls(**{**values, **arrays, **lists, "look_alikes": tuple(map(tuple, values["look_alikes"]))})
+
+    def save(self, path: str | Path) -> None:
+        """Write the numbers as `.npz`; the array `axes` names the axes of those that have them."""
+        values = {name: value for name, value in self.to_dict().items() if name != "look_alikes"}
+        save_arrays(Path(path), ("layer", "token"), values)
+
+
+def site_map(
+    editable: Editable,
+    fact: FactLike,
+    layers: int | Iterable[int] | None = None,
+    config: EditConfig | None = None,
+    stats: Corpus | Mapping[Address, KeyMoments] | None = None,
+    progress: Progress = silent,
+) -> SiteMap:
+    """Measure reach and leak of the sites of a fact, in forward passes only; the model stays as it is.
+
+    Args:
+        editable: the model.
+        fact: one fact; its target is not asked for.
+        layers: which; None for those whose statistics are in the cache or in `stats`, or else, where there are none,
+            the layer that `auto` takes and its neighbours, whose statistics are collected.
+        config: numbers of the edit, of which k* and C depend on `prompts` and `key`; each token of the subject is
+            measured, whatever `key.fact_token` is.
+        stats: second moments of the keys, or the text to collect them on; by default as for `ffedit.edit`.
+        progress: called with the progress.
+
+    Raises:
+        FactError: the fact does not fit the model, or layers are not there.
+        EditError: statistics do not fit or cannot be collected.
+    """
+    check_model(editable, Editable)
+    FactError.unless(fact, (Fact, Mapping), "one fact was expected")
+    config = config or EditConfig()
+    EditError.unless(config, EditConfig, "an EditConfig was expected: ffedit.EditConfig(seed=1)")
+    (fact,) = as_facts(fact)
+    stats = Corpus(tokens=tokens_for(1), seed=config.seed) if stats is None else stats
+    chosen = _layers(editable, layers, stats)
+    # As in a trace, so that the tokens are the same.
+    prompt = editable.encode(fact.text, fact.previous or "", fact.span, editable.max_tokens)
+    refusal = EditError("not enough memory for the sites of a fact; map fewer layers, or use another --device")
+    with refuse_out_of_memory(refusal):
+        sites = _solve(editable, fact, chosen, config, stats, progress)
+        return _measure(editable, fact, prompt, sites)
+
+
+def _layers(
+    editable: Editable, layers: int | Iterable[int] | None, stats: Corpus | Mapping[Address, KeyMoments]
+) -> tuple[int, ...]:
+    """Return the layers to measure."""
+    depth = len(editable.layers)
+    if layers is not None:
+        return resolve_layers(depth, layers)
+    if isinstance(stats, Corpus):
+        known = cached_layers(editable, stats)
+    else:
+        known = sorted({at.layer for at in stats if at in editable.memories})
+    own = auto_layer(editable).layer
+    return tuple(known) or tuple(range(max(0, own - 1), min(depth, own + 2)))
+
+
+# Keys and their directions -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class _Site:
+    """Site as the editor would write to it."""
+
+    ff: FeedForward  # the memories that it would write to
+    token: int  # from −1 at the subject's end
+    key: Tensor  # k*, [Σ d_ff], float64
+    u: Tensor  # C⁻¹k* / (k*ᵀC⁻¹k*), [Σ d_ff], float64
+
+
+def _solve(
+    editable: Editable,
+    fact: Fact,
+    layers: Sequence[int],
+    config: EditConfig,
+    stats: Corpus | Mapping[Address, KeyMoments],
+    progress: Progress,
+) -> list[_Site]:
+    """Read the key of each site as an edit would, and solve for its direction."""
+    prompt_sets = _prompt_sets(editable, fact, config)
+    placed = [
+        (find_ff_layers(editable, [layer], [own])[0], token, own)
+        for layer in layers
+        for token, own in prompt_sets.items()
+    ]
+    memories = {memory.address: memory for ff, *_ in placed for memory in ff.memories}
+    moments = moments_for(editable, list(memories.values()), stats, 1, config.seed, progress)
+    read_names(editable, by_layer(editable, memories))  # all layers in one pass; kept for what follows
+    subjects, left_out = [fact.subject, *neighbor_subjects(fact)], frozenset(measured_names())
+    of_names: dict[tuple[Address, ...], Moment | None] = {}
+    found = []
+    for i, (ff, token, own) in enumerate(placed):
+        written = tuple(memory.address for memory in ff.memories)
+        if written not in of_names:
+            names = name_moments(editable, [ff], subjects, config.key, left_out=left_out)
+            of_names[written] = names[ff.layer].moment if names else None
+        read = read_keys(editable, ff, without_sinks(editable, ff, [own]))
+        spread = read.add_context_moment(zero_moment(ff), config.key.context_weight)
+        C = metric([moments[at] for at in written], spread, of_names[written])
+        found.append(_Site(ff, token, read.K[:, 0], direction(read.K[:, 0], C)))
+        progress("mapping sites", i + 1, len(placed))
+    return found
+
+
+def _prompt_sets(editable: Editable, fact: Fact, config: EditConfig) -> dict[int, PromptSet]:
+    """Return the texts of an edit by the token that it is made at, from −1 at the subject's end.
+
+    A token that the subject lacks in one of the texts, where it is cut otherwise, is none that an edit could name.
+    """
+    if fact.target is None:  # no key depends on the answer
+        fact = replace(fact, target=fact.previous or LETTER, previous=None)
+
+    def prompt_set(token: int) -> PromptSet:
+        return build_prompts(editable, [[fact]], replace(config, key=replace(config.key, fact_token=token)))[0]
+
+    last = prompt_set(-1)
+    count = min(len(text.ends) for text in (*last.texts, *last.mentions))
+    return {-1: last, **{token: prompt_set(token) for token in range(-2, -count - 1, -1)}}
+
+
+# What other texts receive --------------------------------------------------------------------------
+
+
+def _measure(editable: Editable, fact: Fact, prompt: Encoded, sites: Sequence[_Site]) -> SiteMap:
+    """Read the subject in other sentences, and other names, in one pass through all layers, and build the map."""
+    whole = by_layer(editable, {memory.address for site in sites for memory in site.ff.memories})
+    others = [name for name in measured_names() if not alike(name, fact.subject)][:OTHERS]
+    similar = _look_alikes(editable, fact, whole, sites)
+    sentences = {site.token: _sentences(editable, fact.subject, site.token) for site in sites}
+    named = {name: _at_each_token(editable, name) for name in dict.fromkeys([*others, *chain(*similar.values())])}
+    texts = [*sentences.values(), *named.values()]
+    read = read_layers(editable, whole, list(chain(*texts)))
+    keys = {ff.layer: ff.split(own, 1) for ff, (own, _) in zip(whole, read, strict=True)}
+
+    assert prompt.subject is not None
+    shape = len(editable.layers), prompt.answer
+    arrays: dict[str, Any] = {name: np.full(shape, np.nan) for name in ARRAYS}
+    arrays |= {"hit": np.full((*shape, MOST_HIT), "", object), "hit_by": np.full((*shape, MOST_HIT), np.nan)}
+    for site in sites:
+        received = double(site.ff.joined(keys[site.ff.layer]).to(site.u.device)) @ site.u
+        parts = dict(zip([*sentences, *named], received.cpu().split([len(own) for own in texts]), strict=True))
+        most = {name: float(part[part.abs().argmax()]) for name in named if len(part := parts[name])}
+        alike_ones = {name: most[name] for name in similar[site.ff.layer] if name in most}
+        values = _summary(parts[site.token], [most[name] for name in others if name in most], alike_ones)
+        for name, value in values.items():
+            arrays[name][site.ff.layer, prompt.subject[1] + site.token] = value
+    return SiteMap(
+        **{**arrays, "hit": arrays["hit"].astype(str)},
+        layers=tuple(ff.layer for ff in whole),
+        tokens=tuple(decode(editable.tokenizer, [i]) for i in prompt.ids[: prompt.answer]),
+        subject=prompt.subject,
+        names=sum(bool(named[name]) for name in others),
+        look_alikes=tuple(tuple(name for name in similar[ff.layer] if named[name]) for ff in whole),
+        prompt=fact.text,
+    )
+
+
+def _summary(own: Tensor, others: Sequence[float], look_alikes: Mapping[str, float]) -> dict[str, Any]:
+    """Return the entries of a site, from uᵀk of the subject's sentences, of other names and of look-alikes."""
+    leaks, near = np.abs(others), sorted(look_alikes.items(), key=lambda pair: -abs(pair[1]))
+    hit = near[:MOST_HIT] + [("", np.nan)] * (MOST_HIT - len(near))
+    return {
+        "reach": float(own.mean()) if len(own) else np.nan,
+        "reach_least": float(own.min()) if len(own) else np.nan,
+        "leak": leaks.mean() if len(leaks) else np.nan,
+        "leak_high": np.quantile(leaks, HIGH) if len(leaks) else np.nan,
+        "leak_look_alikes": float(np.mean([abs(received) for _, received in near])) if near else np.nan,
+        "hit": [name for name, _ in hit],
+        "hit_by": [received for _, received in hit],
+    }
+
+
+def _look_alikes(
+    editable: Editable, fact: Fact, whole: Sequence[FeedForward], sites: Sequence[_Site]
+) -> dict[int, list[str]]:
+    """Choose look-alikes for each layer: the neighbors' subjects, and names that ship."""
+    near, read = neighbor_subjects(fact)[:NEIGHBORS], read_names(editable, whole)
+    last = {site.ff.layer: site for site in sites if site.token == -1}
+    found = {}
+    for ff in whole:
+        known = read[ff.layer]
+        own = last[ff.layer].ff.joined(ff.split(known.keys, 1))
+        shipped = look_alikes(fact.subject, known.names, own, last[ff.layer].key, LOOK_ALIKES)
+        found[ff.layer] = list(dict.fromkeys([*near, *shipped]))
+    return found
+
+
+def _sentences(editable: Editable, subject: str, token: int) -> list[Encoded]:
+    """Encode other sentences about a subject that have this token of it, and that the model takes."""
+    texts = [mention(editable, subject, carrier, token) for carrier in CARRIERS]
+    return [text for text in texts if len(text.ends) >= -token and len(text.ids) <= editable.max_tokens]
+
+
+def _at_each_token(editable: Editable, name: str) -> list[Encoded]:
+    """Encode the mention of a name, once for each of its tokens; none where it has no token."""
+    text = mention_of(editable, name, len(name))  # any of the mentions, the same one each time
+    return [] if text is None else [replace(text, fact_token=i) for i in range(len(text.ends))]
