@@ -18,8 +18,9 @@ from .errors import (
     FFEditError as FFEditError,
     ModelError as ModelError,
 )
-from .evaluator import Report as Report, Scores as Scores
+from .evaluator import Explanation as Explanation, Report as Report, Scores as Scores
 from .evaluator.evaluate import evaluate as evaluate
+from .evaluator.explain import explain as explain
 from .exporter import Exported as Exported, export as export, undo as undo
 from .exporter.diff import Diff as Diff, diff as diff, recovered as recovered
 from .facts.fact import Fact as Fact, Probe as Probe

@@ -27,6 +27,7 @@ UNLIKE = Text("The edit was computed in the model's chat template; measured with
 @click.option(
     "--text", type=options.FILE, help="Drift and perplexity on this text file.  [default: sampled from the model]"
 )
+@click.option("--explain", is_flag=True, help="Of each answer that --edit gets wrong: did its key or its value fail?")
 @options.html_option
 def evaluate(
     facts: list[Fact],
@@ -36,14 +37,18 @@ def evaluate(
     edit_from: Path | None,
     edited: str | None,
     text: Path | None,
+    explain: bool,
     html: Path | None,
     surface: options.Surface,
 ) -> None:
     """Score the facts of FACTS (a file in any known format, a data set, or -) on a model."""
     if edit_from is not None and edited is not None:
         raise click.UsageError("give either --edit or --edited")
+    if explain and edit_from is None:
+        raise click.UsageError("--explain takes an edit apart; give it with --edit")
 
     from ffedit.cli import result
+    from ffedit.display.terminal.explanation import explanation_view
     from ffedit.display.terminal.scores import all_scores, verdict_view, what_it_says
 
     group = options.join(surface)
@@ -55,8 +60,13 @@ def evaluate(
     with surface.progress() as progress:
         report = ffedit.evaluate(editable, facts, edit, progress, other, text, full=True, process_group=group)
     group.disband()
-    surface.show(all_scores(report), what_it_says(report), verdict_view(report, edit, editable))
-    evaluated = result.evaluated(editable, report, unusable)
+    explanation = None
+    if explain and edit is not None and group.first:
+        with surface.progress() as progress:
+            explanation = ffedit.explain(editable, facts, edit, progress)
+    why = None if explanation is None else explanation_view(explanation)
+    surface.show(all_scores(report), what_it_says(report), why, verdict_view(report, edit, editable))
+    evaluated = result.evaluated(editable, report, unusable, explanation)
     surface.write_json(evaluated)
     if html is not None and group.first:
         from ffedit.display.html.result import result_page

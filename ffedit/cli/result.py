@@ -20,7 +20,7 @@ from ffedit.display.terminal.routing import plain
 from ffedit.editor.edit import Edit
 from ffedit.editor.provenance import value_searches, versions
 from ffedit.editor.recipe import recipe_of
-from ffedit.evaluator import FactScores, Report
+from ffedit.evaluator import Explanation, FactScores, Report
 from ffedit.evaluator.verdict import took
 from ffedit.exporter import Exported
 from ffedit.facts.fact import Fact
@@ -109,7 +109,12 @@ def applied(
     }
 
 
-def evaluated(editable: Editable, report: Report, unusable: Sequence[tuple[int, str]] = ()) -> dict[str, Any]:
+def evaluated(
+    editable: Editable,
+    report: Report,
+    unusable: Sequence[tuple[int, str]] = (),
+    explanation: Explanation | None = None,
+) -> dict[str, Any]:
     """Return the result of `ffedit evaluate`: means with intervals, means over known facts, and means by kind.
 
     `unusable` are the records that could not be made into facts, each with its number and reason. In the result,
@@ -126,6 +131,7 @@ def evaluated(editable: Editable, report: Report, unusable: Sequence[tuple[int, 
         "kinds": {"before": kinds[0], "after": kinds[1] if report.after else None},
         "references": report.references,
         "unusable": [{"record": number, "reason": reason} for number, reason in unusable],
+        **({} if explanation is None else {"explanation": _rounded(explanation.to_dict())}),
     }
 
 

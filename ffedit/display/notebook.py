@@ -19,6 +19,7 @@ from ffedit.display.figures.plots import heat_maps
 from ffedit.display.figures.saving import check_matplotlib, style
 from ffedit.display.terminal.console import PlainConsole
 from ffedit.display.terminal.diff import diff_view
+from ffedit.display.terminal.explanation import explanation_view
 from ffedit.display.terminal.heat_map import heat_map
 from ffedit.display.terminal.layer_choice import layer_choice, trial_edits
 from ffedit.display.terminal.memories import edited_view, memory_view, prompt_view
@@ -30,7 +31,7 @@ from ffedit.display.terminal.show import edit_view
 from ffedit.display.terminal.site_map import site_map_view
 from ffedit.display.terminal.tables import named_values
 from ffedit.editor.edit import Edit
-from ffedit.evaluator import Report
+from ffedit.evaluator import Explanation, Report
 from ffedit.exporter import Exported
 from ffedit.exporter.diff import Diff
 from ffedit.facts.fact import Fact
@@ -106,6 +107,7 @@ VIEWS: Mapping[type, Callable[[Any], RenderableType]] = {
     Edit: edit_view,
     EditView: edited_view,
     Editable: _model,
+    Explanation: explanation_view,
     Exported: shipped,
     Fact: _fact,
     MemoryView: memory_view,

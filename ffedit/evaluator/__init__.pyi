@@ -1,5 +1,6 @@
 from .drift import GenericText as GenericText
 from .evaluate import Evaluation as Evaluation, reference_weights as reference_weights
+from .explain import Explanation as Explanation, WrongAnswer as WrongAnswer
 from .intervals import interval as interval, paired as paired
 from .metrics import METRICS as METRICS, Metric as Metric, metric as metric
 from .prompts import questions as questions

@@ -25,11 +25,11 @@ from torch import Tensor
 
 from ffedit.errors import ModelError
 from ffedit.evaluator.formulas import degenerate, exact_match, generation_entropy
-from ffedit.evaluator.prompts import Questions
+from ffedit.evaluator.prompts import Pair, Questions
 from ffedit.inference import generation
 from ffedit.inference.batching import TOKENS, split_on_oom
 from ffedit.inference.contexts import NO_MEMORY, Context, Pass
-from ffedit.inference.generation import continue_from, until, words
+from ffedit.inference.generation import Intervention, continue_from, until, untouched, words
 from ffedit.inference.past import Prefix
 from ffedit.model.editable import Editable
 from ffedit.model.tokenization import Encoded, decode
@@ -57,29 +57,36 @@ class GenerationRequest:
 
 def requests(q: Questions, kinds: Collection[str]) -> Iterator[GenerationRequest]:
     """Yield the greedy generations after the edited prompt, and after the prompts of a fact of these `kinds`."""
-
-    def whole(text: Encoded, *others: Encoded, least: int = 0) -> GenerationRequest:
-        # One more token: the object may be the beginning of a longer word.
-        return GenerationRequest(text, max(len(each.target_ids) for each in (text, *others)) + 1, others, least)
-
-    yield whole(q.own.new, q.own.true, *q.own.new_aliases, least=TEXT_TOKENS)
+    yield new_object(q.own, least=TEXT_TOKENS)
     for kind in ("paraphrases", "neighbors", "same_subject", "with_edit"):
         for pair in getattr(q, kind) if kind in kinds else ():
-            if kind == "paraphrases":
-                yield whole(pair.new, pair.true, *pair.new_aliases, least=TEXT_TOKENS)
-            elif pair.named:
-                yield whole(pair.true, pair.new, *pair.true_aliases)
-            else:
-                yield GenerationRequest(pair.true, len(pair.true.target_ids))
+            yield new_object(pair, least=TEXT_TOKENS) if kind == "paraphrases" else true_object(pair)
     if "portability" in kinds:
-        yield from (whole(prompt.text, *prompt.aliases) for prompt in q.portability)
+        yield from (_whole(prompt.text, *prompt.aliases) for prompt in q.portability)
     if "locality" in kinds:
         sizes = ((prompt.text, len(prompt.text.target_ids)) for prompt in q.stay)
         yield from (GenerationRequest(text, size, least=size) for text, size in sizes)
 
 
+def new_object(pair: Pair, least: int = 0) -> GenerationRequest:
+    """Request what tells whether the new object is said after the prompt of `pair`, and `least` tokens in any case."""
+    return _whole(pair.new, pair.true, *pair.new_aliases, least=least)
+
+
+def true_object(pair: Pair, least: int = 0) -> GenerationRequest:
+    """Request what tells whether the true object is said after the prompt of `pair`, and `least` tokens in any case."""
+    if pair.named:
+        return _whole(pair.true, pair.new, *pair.true_aliases, least=least)
+    return GenerationRequest(pair.true, len(pair.true.target_ids), least=least)
+
+
+def _whole(text: Encoded, *others: Encoded, least: int = 0) -> GenerationRequest:
+    # One more token: the object may be the beginning of a longer word.
+    return GenerationRequest(text, max(len(each.target_ids) for each in (text, *others)) + 1, others, least)
+
+
 class Generations:
-    """Greedy continuations of prompts, as token ids: complete once `follow` has seen every batch, and `finish` ran."""
+    """Greedy continuations of prompts, as token ids: complete once `finish` ran, for what `follow` left open."""
 
     def __init__(self, editable: Editable, requests: Iterable[GenerationRequest]) -> None:
         self._editable, self._stops = editable, editable.ends
@@ -114,8 +121,11 @@ class Generations:
             if len(passes) >= PASSES or sum(len(prompt) for prompt, _ in waiting) >= TOKENS:
                 self._go_on(waiting, count)
 
-    def finish(self) -> None:
-        """Go on from the prompts that wait, and from those of which no pass left keys and values."""
+    def finish(self, intervene: Intervention = untouched) -> None:
+        """Go on from the prompts that wait, and from those of which no pass left keys and values.
+
+        Where `follow` saw no pass at all, that is all prompts, and `intervene` acts in their passes.
+        """
         for count, waiting in self._waiting.items():
             self._go_on(waiting, count)
         rest: dict[int, list[Context]] = defaultdict(list)
@@ -123,7 +133,7 @@ class Generations:
             if prompt not in self._said and (count := self._begin(prompt)):
                 rest[count].append(prompt)
         for count, prompts in sorted(rest.items()):
-            said = generation.continuations(self._editable, prompts, count)
+            said = generation.continuations(self._editable, prompts, count, intervene=intervene)
             self._said.update({prompt: tuple(ids) for prompt, ids in zip(prompts, said, strict=True)})
 
     def _scored(self, prompt: Context) -> bool:
@@ -161,7 +171,7 @@ class Generations:
 
         As long as the answer's tokens are the argmax, teacher forcing and free generation are the same thing.
         """
-        said = [self._argmax[context] for context in self._ends(text)]
+        said = [self._argmax[context] for context in takewhile(self._argmax.__contains__, self._ends(text))]
         wrong = next((i for i, (a, t) in enumerate(zip(said, text.target_ids, strict=False)) if a != t), len(said))
         return tuple(said[: wrong + 1])
 

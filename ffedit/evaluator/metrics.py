@@ -134,7 +134,7 @@ def harmonic(*rates: float | None) -> float | None:
 @metric("share", "up", "says new object", WILD, generates=["own"])
 def generation(q: Questions, now: Responses, before: Responses) -> float:
     """Share of edited prompts after which free greedy generation says the whole new object, or another name of it."""
-    return float(now.generations.says(q.own.new, q.own.true, q.own.new_aliases))
+    return float(says_new(q.own, now.generations))
 
 
 drift = Metric("drift", None, "nats", "zero", "nats per token", COUNTERFACT_PLUS)
@@ -227,7 +227,7 @@ def paraphrase_token_accuracy(q: Questions, now: Responses, before: Responses) -
 @metric("share", "up", "said in other wordings", WILD, generates=["paraphrases"])
 def paraphrase_generation(q: Questions, now: Responses, before: Responses) -> float | None:
     """Share of other wordings after which free greedy generation says the whole new object, or a name of it."""
-    return _mean([now.generations.says(pair.new, pair.true, pair.new_aliases) for pair in q.paraphrases])
+    return _mean([says_new(pair, now.generations) for pair in q.paraphrases])
 
 
 @metric("share", "keep", "said of neighbors", WILD, generates=["neighbors"])
@@ -371,10 +371,19 @@ def moved(q: Questions, now: Responses) -> list[float]:
     return [now.divergences[context] for context in contexts if context in now.divergences]
 
 
+def says_new(pair: Pair, said: Generations) -> bool:
+    """Return True if free greedy generation says the new object of `pair`, whole, or another name of it."""
+    return said.says(pair.new, pair.true, pair.new_aliases)
+
+
+def says_true(pair: Pair, said: Generations) -> bool:
+    """Return True if it says the true object, by any of its names; where none is named, what the model said before."""
+    return said.says(pair.true, pair.new, pair.true_aliases) if pair.named else said.begins_with(pair.true)
+
+
 def _still_said(pairs: Sequence[Pair], now: Responses) -> float | None:
     """Return the share of `pairs` whose true object free greedy generation says."""
-    says, begins_with = now.generations.says, now.generations.begins_with
-    return _mean([says(p.true, p.new, p.true_aliases) if p.named else begins_with(p.true) for p in pairs])
+    return _mean([says_true(pair, now.generations) for pair in pairs])
 
 
 def _mean(values: Sequence[float]) -> float | None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from itertools import chain, takewhile
 from typing import TypeAlias
@@ -127,6 +128,15 @@ def _text(editable: Editable, ids: Sequence[int]) -> list[int]:
 Chooser: TypeAlias = Callable[[Tensor, int], Tensor]
 
 
+# Makes a context manager for a pass over whole prompts, from their token ids, which are right-padded in it.
+Intervention: TypeAlias = "Callable[[Sequence[Sequence[int]]], AbstractContextManager[object]]"
+
+
+def untouched(prompts: Sequence[Sequence[int]]) -> AbstractContextManager[object]:
+    """Run prompts as they are."""
+    return nullcontext()
+
+
 def greedy(logits: Tensor, step: int) -> Tensor:
     """Choose the likeliest token, [n, 1]."""
     return logits.argmax(-1, keepdim=True).cpu()
@@ -165,6 +175,7 @@ def continuations(
     generator: torch.Generator | None = None,
     numbers: Tensor | None = None,
     top: int = 1,
+    intervene: Intervention = untouched,
 ) -> list[list[int]]:
     """Return the next `count` token ids of each prompt.
 
@@ -175,6 +186,9 @@ def continuations(
     Prompts of different lengths share a batch where the model allows it (`Editable.ragged`), padded on the left and
     masked. Where not, and with `generator`, whose numbers go to the prompts in turn, only those of one length do. Fewer
     tokens come where the model's context ends. Where memory fails, batches are smaller, with the same result.
+
+    What `intervene` changes in the passes over the prompts themselves, the continuation sees: it goes on from the keys
+    and values that these left, or, where there are none, each of its steps is such a pass.
     """
     lengths = [len(ids) for ids in prompts]
     mixed = editable.ragged and generator is None
@@ -186,7 +200,7 @@ def continuations(
         for batch in batches([lengths[i] + count for i in members], TOKENS, (1 + count) * BATCH_COST):
             rows = [members[i] for i in batch]
             own = None if numbers is None else numbers[rows]
-            said = _said(editable, [prompts[i] for i in rows], count, generator, own, top)
+            said = _said(editable, [prompts[i] for i in rows], count, generator, own, top, intervene)
             for row, new in zip(rows, said, strict=True):
                 result[row] = new
     return result
@@ -199,6 +213,7 @@ def _said(
     generator: torch.Generator | None,
     numbers: Tensor | None,
     top: int,
+    intervene: Intervention,
 ) -> Iterator[list[int]]:
     """Return the continuations of one batch, in parts where memory fails; arguments as of `continuations`."""
     state = None if generator is None else generator.get_state()
@@ -211,7 +226,8 @@ def _said(
             generator.set_state(state)
             choose = drawn(generator, rows, len(prompts))
         ends: Collection[int] = editable.ends if choose is greedy else ()
-        return until(_continue(editable, [prompts[i] for i in rows], count, choose, ends).tolist(), ends)
+        own = [prompts[i] for i in rows]
+        return until(_continue(editable, own, count, choose, ends, intervene).tolist(), ends)
 
     return chain.from_iterable(split_on_oom(continue_rows, range(len(prompts)), ModelError(NO_MEMORY)))
 
@@ -235,14 +251,21 @@ def completions(editable: Editable, prompts: Sequence[str], count: int) -> list[
 
 
 def _continue(
-    editable: Editable, prompts: Sequence[Sequence[int]], count: int, choose: Chooser, ends: Collection[int]
+    editable: Editable,
+    prompts: Sequence[Sequence[int]],
+    count: int,
+    choose: Chooser,
+    ends: Collection[int],
+    intervene: Intervention,
 ) -> Tensor:
     """Return the next tokens of the prompts of one batch, [prompts, tokens], as `continue_from` does."""
     lengths = torch.tensor([len(ids) for ids in prompts])
     count = min(count, editable.max_tokens + 1 - int(lengths.max()))
     ids, cache = pad(prompts), DynamicCache() if editable.resumable else None
     last = torch.stack([torch.arange(len(ids)), lengths - 1], 1)
-    new = choose(replay.logits_at(editable, ids, {"cache": cache, "use_cache": cache is not None}, last), 0)
+    with intervene(prompts):
+        logits = replay.logits_at(editable, ids, {"cache": cache, "use_cache": cache is not None}, last)
+    new = choose(logits, 0)
     if cache is not None:
         past = Past.of(cache)
         return continue_from(
@@ -253,7 +276,8 @@ def _continue(
         rows = rows[~_ended(new[rows, step - 1], ends)]
         if not len(rows):
             break
-        logits = replay.forward(editable, torch.cat([ids, new[:, :step]], 1)[rows], _last(len(rows)))
+        with intervene([prompts[i] for i in rows.tolist()]):
+            logits = replay.forward(editable, torch.cat([ids, new[:, :step]], 1)[rows], _last(len(rows)))
         new[rows, step:] = choose(logits, step)
     return new
 

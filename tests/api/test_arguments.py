@@ -54,6 +54,7 @@ WRONG: dict[tuple[type[Exception], str], list[Call]] = {
         lambda m, e: ffedit.locate("atlas", FACT),
         lambda m, e: ffedit.evaluate("atlas", FACT),
         lambda m, e: ffedit.evaluate(m, FACT, edited="folder"),
+        lambda m, e: ffedit.explain("atlas", FACT, e),
         lambda m, e: ffedit.stats("atlas"),
         lambda m, e: ffedit.choose_layer("atlas"),
         lambda m, e: ffedit.combine("atlas", [e]),
@@ -72,6 +73,7 @@ WRONG: dict[tuple[type[Exception], str], list[Call]] = {
     (FactError, "where one fact was expected; locate_all takes several"): [lambda m, e: ffedit.locate(m, [FACT])],
     (FactError, "where a Fact or a dict of its fields was expected"): [
         lambda m, e: ffedit.evaluate(m, "facts.json"),
+        lambda m, e: ffedit.explain(m, "facts.json", e),
         lambda m, e: ffedit.locate_all(m, [FACT, 3]),
         lambda m, e: ffedit.edit(m, None),
     ],
@@ -94,6 +96,7 @@ WRONG: dict[tuple[type[Exception], str], list[Call]] = {
     ],
     (EditError, EDIT): [
         lambda m, e: ffedit.evaluate(m, FACT, "rome.edit"),
+        lambda m, e: ffedit.explain(m, FACT, "rome.edit"),
         lambda m, e: ffedit.export(e, m, "out"),
         lambda m, e: ffedit.inspect_edit(m, FACT),
         lambda m, e: ffedit.combine(m, [e, FACT]),

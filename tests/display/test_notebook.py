@@ -40,6 +40,7 @@ def results(editable: ffedit.Editable, fact: ffedit.Fact) -> dict[str, Any]:
         "traces": traces,
         "edit": edit,
         "report": ffedit.evaluate(editable, fact, edit),
+        "explanation": ffedit.explain(editable, fact, edit),
         "prompt": ffedit.inspect_prompt(editable, fact.text),
         "memory": ffedit.inspect_memory(editable, "1.17", ffedit.Corpus(tokens=512)),
         "diff": ffedit.diff("atlas", "atlas"),

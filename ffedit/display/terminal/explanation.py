@@ -1,0 +1,66 @@
+"""What an edit got wrong, and whether its key or its value failed, as tables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Group, RenderableType
+from rich.table import Column, Table
+from rich.text import Text
+
+from ffedit.display.terminal.tables import plain_table
+from ffedit.evaluator import Explanation, WrongAnswer
+from ffedit.facts.text import counted, number, quoted
+
+MOST_WRONG = 12
+LEGEND = (
+    "value: δ in full at the subject, and nowhere else, gives a wrong answer, too\n"
+    "key: it gives the right one, but the edit gave the subject uᵀk of δ, or other tokens some\n"
+    "of a neighbor, uᵀk is the largest that one of its tokens got"
+)
+
+
+def explanation_view(explanation: Explanation) -> RenderableType:
+    """Render how many answers are wrong by which part of the edit, and the first of them, each with its reason."""
+    if explanation.reason:
+        return Text(f"Not explained, key or value: {explanation.reason}.", style="yellow")
+    wrong, asked = explanation.wrong, sum(explanation.asked.values())
+    if not wrong:
+        return Text(f"Nothing to explain: of {counted(asked, 'answer')}, the edit got none wrong.")
+    parts: list[RenderableType] = [Text(f"The edit got {len(wrong)} of {counted(asked, 'answer')} wrong.")]
+    parts += [Text(""), _counts(explanation)]
+    if explained := [answer for answer in wrong if answer.failed is not None]:
+        parts += [Text(""), _answers(explained[:MOST_WRONG]), *_more(len(explained))]
+    if others := [answer for answer in wrong if answer.failed is None]:
+        lines = [f"not explained: {quoted(answer.prompt, 60)}: {answer.reason}" for answer in others[:MOST_WRONG]]
+        parts += [Text(""), *map(Text, lines), *_more(len(others))]
+    return Group(*parts)
+
+
+def _counts(explanation: Explanation) -> Table:
+    names = ("asked", "wrong", "key", "value")
+    table = plain_table("score", *(Column(name, justify="right") for name in names))
+    for score, counts in explanation.counts.items():
+        table.add_row(score, *(str(counts[name]) for name in names))
+    return table
+
+
+def _answers(wrong: Sequence[WrongAnswer]) -> Table:
+    headings = ("prompt", "answer", "it says", "with δ alone", "uᵀk")
+    table = plain_table("failed", *(Column(heading, overflow="fold") for heading in headings))
+    for answer in wrong:
+        forced = "" if answer.forced is None else answer.forced or "(nothing)"
+        cells = (answer.prompt, answer.answer, answer.says or "(nothing)", forced, _reach(answer))
+        table.add_row(Text(answer.failed or "", style="bold"), *map(Text, cells))
+    table.caption, table.caption_justify = Text(LEGEND, style="dim not italic"), "left"
+    return table
+
+
+def _reach(answer: WrongAnswer) -> str:
+    """Format uᵀk with the token that it is read at, and with the subject that u is of where that is another one."""
+    of = "" if answer.written == answer.subject else f" of {quoted(answer.written)}"
+    return "" if answer.reach is None else f"{number(answer.reach)}{of} at {quoted(answer.token)}"
+
+
+def _more(count: int) -> list[Text]:
+    return [Text(f" … and {count - MOST_WRONG} more", style="dim")] if count > MOST_WRONG else []

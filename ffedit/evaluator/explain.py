@@ -1,0 +1,309 @@
+"""Explain what an edit got wrong: its key, or its value.
+
+An edit of one layer adds Δ = Σ_i δ_i u_iᵀ to the value matrix, thus (u_iᵀ k) δ_i to the layer's output at every token,
+whose key is k. At the subject of fact i u_iᵀ k should be 1 in all words (*reach*), everywhere else 0 (*leak*). So two
+things can fail, and forcing tells them apart: in the unedited model δ_i is added in full at the subject's last token,
+and nothing else is changed.
+
+- The answer is right then: another wording says the new object, another fact of the subject is kept. The value is
+  good, and the *key* failed: with the edit the subject received another share of δ_i, or other tokens received some.
+- It is wrong all the same. The *value* failed: δ_i does not say the new object in these words, or itself changes the
+  other fact.
+
+What a neighbor says is moved by leak alone, so that there the key failed. Right and wrong are those of the metrics
+`generation`, `paraphrase_generation`, `same_subject` and `neighbor_generation`; of the last two, only prompts count
+that were answered right before the edit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal, TypeAlias
+
+import torch
+from torch import Tensor
+
+from ffedit.algebra.linalg import double
+from ffedit.algebra.low_rank import LowRank
+from ffedit.editor.edit import Edit, check_edit
+from ffedit.editor.key import read_at
+from ffedit.errors import EditError, FactError
+from ffedit.evaluator.generations import (
+    SAID_TOKENS,
+    GenerationRequest,
+    Generations,
+    new_object,
+    prompt_of,
+    true_object,
+)
+from ffedit.evaluator.metrics import says_new, says_true
+from ffedit.evaluator.prompts import Pair, Questions, questions
+from ffedit.facts.fact import Fact, FactLike, as_facts
+from ffedit.facts.fact_token import FactToken
+from ffedit.facts.text import counted, occurrences, quoted
+from ffedit.inference.contexts import Context
+from ffedit.inference.generation import Intervention
+from ffedit.model.editable import Editable, check_model
+from ffedit.model.feed_forward import FeedForward
+from ffedit.model.hooks import replace_output
+from ffedit.model.tokenization import Encoded, decode
+from ffedit.notebook import Displayed
+from ffedit.progress import Progress, silent
+
+Part: TypeAlias = Literal["key", "value"]
+# The metrics whose prompts are explained: those of the new object, and those of an answer that should stay.
+NEW, KEPT = ("generation", "paraphrase_generation"), ("same_subject", "neighbor_generation")
+
+
+@dataclass(frozen=True)
+class WrongAnswer:
+    """A prompt that the edit got wrong, and which part of the edit failed there."""
+
+    score: str  # name of the metric that counts it as wrong
+    subject: str  # subject of the fact whose prompt it is
+    prompt: str  # as it is worded
+    answer: str  # the right answer
+    says: str  # what the edited model says
+    failed: Part | None  # None where it is not explained
+    forced: str | None = None  # what the unedited model says with δ in full at the subject; None of a neighbor
+    # uᵀk at the subject; of a neighbor, that of largest size over tokens and subjects of the edit
+    reach: float | None = None
+    written: str = ""  # subject that u is of
+    token: str = ""  # token where k is read
+    position: int | None = None  # index of that token in the prompt, special tokens in front included
+    reason: str = ""  # why it is not explained
+
+
+@dataclass(frozen=True)
+class Explanation(Displayed):
+    """What an edit got wrong, and which part of it failed: `key` or `value`."""
+
+    wrong: tuple[WrongAnswer, ...]  # fact by fact
+    asked: Mapping[str, int]  # by metric, the number of prompts that the edit could get wrong
+    reason: str = ""  # why nothing is explained
+
+    def __repr__(self) -> str:
+        if self.reason:
+            return f"Explanation: none, since {self.reason}"
+        failed = ", ".join(f"{part} {sum(wrong.failed == part for wrong in self.wrong)}" for part in ("key", "value"))
+        return f"Explanation of {len(self.wrong)} wrong of {sum(self.asked.values())} answers: {failed}"
+
+    @property
+    def counts(self) -> dict[str, dict[str, int]]:
+        """By metric, the number of prompts `asked`, of `wrong` answers, and of those where `key` and `value` failed."""
+        of = {score: [wrong.failed for wrong in self.wrong if wrong.score == score] for score in self.asked}
+        return {
+            score: {
+                "asked": asked,
+                "wrong": len(of[score]),
+                "key": of[score].count("key"),
+                "value": of[score].count("value"),
+            }
+            for score, asked in self.asked.items()
+        }
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain JSON."""
+        return {"reason": self.reason, "counts": self.counts, "wrong": [asdict(wrong) for wrong in self.wrong]}
+
+
+def explain(
+    editable: Editable, facts: FactLike | Iterable[FactLike], edit: Edit, progress: Progress = silent
+) -> Explanation:
+    """Return, for each prompt of `facts` that `edit` gets wrong, whether its key or its value failed.
+
+    The model is left unchanged. An edit of several layers or of experts, and one without keys (fine-tuning), is not
+    explained, nor is a prompt in which the subject does not occur; the result says why. Where the subject occurs
+    several times in another prompt than the fact's own, δ is forced at its first occurrence.
+
+    Args:
+        editable: the unedited model.
+        facts: the facts that were edited, one or several.
+        edit: the edit.
+        progress: progress callback.
+
+    Raises:
+        FactError: a prompt or object does not fit the tokenizer or the model.
+        EditError: the edit does not belong to this model, or is applied already.
+    """
+    check_model(editable, Editable)
+    check_edit(edit)
+    facts = as_facts(facts)
+    edit.check(editable)
+    try:
+        parts = take_apart(editable, edit)
+    except EditError as error:
+        return Explanation((), {}, str(error))
+    prompts = questions(editable, facts, facts)
+    before = _said(editable, [case for q in prompts for case in _cases(q) if case.score in KEPT])
+    cases = [[case for case in _cases(q) if case.score in NEW or case.right(before)] for q in prompts]
+    with edit.applied(editable):
+        after = _said(editable, [case for own in cases for case in own])
+    wrong: list[WrongAnswer] = []
+    for i, (fact, own) in enumerate(zip(facts, cases, strict=True), 1):
+        wrong += _explained(editable, parts, fact, [case for case in own if not case.right(after)], after)
+        progress("explaining", i, len(facts))
+    scores = [case.score for own in cases for case in own]
+    return Explanation(tuple(wrong), {score: scores.count(score) for score in (*NEW, *KEPT) if score in scores})
+
+
+# The edit -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Parts:
+    """An edit of one dense layer by its subjects: Δ = Σ_i δ_i u_iᵀ, where u_iᵀ k*_j is 1 if i = j and 0 otherwise."""
+
+    ff: FeedForward  # the layer
+    subjects: tuple[str, ...]  # of each of n keys
+    deltas: Tensor  # δ_i = Δ k*_i, [d_model, n], float64
+    rows: Tensor  # u_iᵀ, [n, d_ff], float64
+    token: FactToken  # the token at which keys were read
+
+    def index(self, subject: str) -> int:
+        """Return the number of the subject; FactError where it has no key, or several."""
+        if (count := self.subjects.count(subject)) != 1:
+            raise FactError(f"the edit has {counted(count, 'key')} of {quoted(subject)}, where one was expected")
+        return self.subjects.index(subject)
+
+
+def take_apart(editable: Editable, edit: Edit) -> Parts:
+    """Divide an edit among its subjects; EditError where it is not of one dense layer, or has no keys.
+
+    With K the keys that were solved for and Δ = L R, δ_i are the columns of Δ K, and u_iᵀ the rows of (R K)⁺ R.
+    """
+    if len(edit.layers) != 1:
+        raise EditError(f"the edit changes {counted(len(edit.layers), 'layer')}, and not one that holds all of δ")
+    ff = editable.feed_forward[edit.layers[0]]
+    if ff.mixture is not None:
+        raise EditError("the edit changes experts, which a token may or may not be routed to")
+    ((at, update),) = edit.updates.items()
+    K, subjects = double(edit.keys[at]), tuple(edit.subjects(at))
+    if not isinstance(update, LowRank) or not K.shape[1]:
+        raise EditError("the edit was not solved for keys (fine-tuned, or the difference of two checkpoints)")
+    if len(subjects) != K.shape[1]:
+        raise EditError("the edit does not say whose its keys are")
+    tokens: set[FactToken] = {
+        part.get("config", {}).get("key", {}).get("fact_token", "subject_last")
+        for part in edit.provenance.get("parts", [edit.provenance])
+    }
+    if len(tokens) > 1:
+        raise EditError("the edit is a sum of edits that write at different tokens")
+    left, right = double(update.left), double(update.right)
+    return Parts(ff, subjects, left @ (right @ K), torch.linalg.pinv(right @ K) @ right, tokens.pop())
+
+
+# Its prompts --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Case:
+    """A prompt that the edit may get wrong."""
+
+    score: str
+    pair: Pair
+
+    @property
+    def text(self) -> Encoded:
+        """The prompt with its right answer."""
+        return self.pair.new if self.score in NEW else self.pair.true
+
+    @property
+    def request(self) -> GenerationRequest:
+        """What to generate, as much as reports show."""
+        return (new_object if self.score in NEW else true_object)(self.pair, SAID_TOKENS)
+
+    def right(self, said: Generations) -> bool:
+        """Return True if the answer is right, as the metric counts it."""
+        return (says_new if self.score in NEW else says_true)(self.pair, said)
+
+
+def _cases(q: Questions) -> Iterator[_Case]:
+    for score, pairs in zip((*NEW, *KEPT), ([q.own], q.paraphrases, q.same_subject, q.neighbors), strict=True):
+        yield from (_Case(score, pair) for pair in pairs)
+
+
+def _said(editable: Editable, cases: Sequence[_Case]) -> Generations:
+    """Return what the model says in its current state."""
+    generations = Generations(editable, [case.request for case in cases])
+    generations.finish()
+    return generations
+
+
+# Which part failed --------------------------------------------------------------------------------
+
+
+def _explained(
+    editable: Editable, parts: Parts, fact: Fact, cases: Sequence[_Case], after: Generations
+) -> Iterator[WrongAnswer]:
+    """Yield the wrong answers of one fact, explained; `after` is what the edited model says."""
+    sites: dict[_Case, Encoded] = {}
+    reasons: dict[_Case, str] = {}
+    for case in cases:
+        if case.score != "neighbor_generation":
+            try:
+                sites[case] = _with_subject(editable, parts, fact, case)
+            except FactError as error:
+                reasons[case] = str(error)
+    forced = Generations(editable, [case.request for case in sites])
+    if sites:
+        delta = parts.deltas[:, parts.index(fact.subject)]
+        forced.finish(adding(parts.ff, delta, {prompt_of(text): text.site for text in sites.values()}))
+    for case in cases:
+        answer, says = after.answer(case.text), after.begun(case.text)
+        wrong = WrongAnswer(case.score, fact.subject, case.pair.prompt, answer, says, None)
+        if case in reasons:
+            yield replace(wrong, reason=reasons[case])
+        elif case in sites:
+            failed: Part = "key" if case.right(forced) else "value"
+            wrong = replace(wrong, failed=failed, forced=forced.begun(case.text))
+            yield _with_reach(editable, parts, case, wrong, [sites[case].site], [parts.index(fact.subject)])
+        else:
+            tokens, every = range(case.text.answer), range(len(parts.subjects))
+            yield _with_reach(editable, parts, case, replace(wrong, failed="key"), tokens, every)
+
+
+def _with_subject(editable: Editable, parts: Parts, fact: Fact, case: _Case) -> Encoded:
+    """Return the text of a case with the token of its subject; FactError where there is none, or no key of it."""
+    parts.index(fact.subject)
+    own = case.score == "generation"
+    span = fact.span if own else next(occurrences(case.pair.prompt, fact.subject), None)
+    if span is None:
+        raise FactError(f"{quoted(fact.subject)} does not occur in it")
+    found = editable.encode(case.pair.prompt, fact.new_object, span, editable.max_tokens)
+    return replace(case.text, subject=found.subject, fact_token=parts.token)
+
+
+def adding(ff: FeedForward, delta: Tensor, sites: Mapping[Context, int]) -> Intervention:
+    """Add `delta` [d_model] to the layer's output at one token of each prompt, whose position `sites` gives."""
+
+    def intervene(prompts: Sequence[Sequence[int]]) -> AbstractContextManager[None]:
+        rows, at = torch.arange(len(prompts)), torch.tensor([sites[tuple(prompt)] for prompt in prompts])
+
+        def add(output: Tensor) -> Tensor:
+            moved = output.reshape(len(prompts), -1, output.shape[-1]).clone()
+            moved[rows, at] += delta.to(moved)
+            return moved.reshape(output.shape)
+
+        return replace_output(ff.module, add)
+
+    return intervene
+
+
+def _with_reach(
+    editable: Editable, parts: Parts, case: _Case, wrong: WrongAnswer, positions: Sequence[int], subjects: Sequence[int]
+) -> WrongAnswer:
+    """Note uᵀk of largest size, over `positions` in the prompt and over `subjects` of the edit."""
+    ends = [replace(case.text, answer=position + 1, fact_token="last") for position in positions]
+    keys, _ = read_at(editable, parts.ff, ends)
+    reaches = double(keys.cpu()) @ parts.rows[list(subjects)].T
+    row, column = divmod(int(reaches.abs().argmax()), len(subjects))
+    return replace(
+        wrong,
+        reach=float(reaches[row, column]),
+        written=parts.subjects[subjects[column]],
+        token=decode(editable.tokenizer, [case.text.ids[positions[row]]]),
+        position=positions[row],
+    )
