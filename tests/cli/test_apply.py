@@ -58,7 +58,7 @@ def test_an_edit_that_did_not_take_is_said_loudly_and_not_saved(
     assert done.code == 3 and disk(here) == before
     assert done.err == "error: the edit did not take; no edit was saved (--force saves it nonetheless)\n"
     assert "THE EDIT DID NOT TAKE: “Rome” is not more likely than the old object; the model says “Paris" in done.out
-    assert " (1 token) reached the probability " in done.out and " after 2 of 2 steps; 0.60 was aimed at." in done.out
+    assert " (1 token) reached the probability " in done.out and " after 2 of 2 steps; 0.80 was aimed at." in done.out
     assert "another layer (--layers 1)" in " ".join(done.out.split()), "the last layer cannot be edited"
     forced = apply("bare.json", "--out", "e", "--export", "x", "--layer", "0", "--force", "--json", "-")
     assert (forced.code, forced.err) == (0, "")

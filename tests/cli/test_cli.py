@@ -115,11 +115,11 @@ def test_the_cache_is_filled_listed_and_cleared(run: Command, model: Path, cache
     assert "0 files" in run("cache", "list").out
     assert run("apply", "bare.json", "-m", model).code == 0, "without --corpus the model samples the text itself"
     listed = run("cache", "list")
-    assert listed.code == 0 and "4 files, " in listed.out and f" in {cache_folder} (at most 20 GB" in listed.out
-    assert "moments/" in listed.out and "texts/" in listed.out
+    assert listed.code == 0 and "5 files, " in listed.out and f" in {cache_folder} (at most 20 GB" in listed.out
+    assert all(kind in listed.out for kind in ("moments/", "texts/", "names/"))
     assert "at most 20 GB" in " ".join(run("doctor", model).out.split())
     kept = loads(run("cache", "list", "--json", "-").out)
-    assert kept["bytes"] == sum(entry["bytes"] for entry in kept["entries"]) and len(kept["entries"]) == 4
+    assert kept["bytes"] == sum(entry["bytes"] for entry in kept["entries"]) and len(kept["entries"]) == 5
     assert "0.00 MB set free" in run("cache", "prune", "--max-size", "0B").out, "what was just used stays"
     assert run("cache", "clear").code == 0 and "0 files" in run("cache", "list").out
 

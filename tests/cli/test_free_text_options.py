@@ -37,6 +37,7 @@ WRONG_TEXT = {
     "--edit": "no-such-edit",
     "--edited": "no-such-checkpoint",
     "--export": INSIDE,
+    "--fact-token": "Big",
     "--html": INSIDE,
     "--include-path": "no-such-folder",
     "--json": INSIDE,

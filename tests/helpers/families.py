@@ -26,7 +26,7 @@ from making import check_here
 from shell import TEXT
 from storing import BARE
 from torch import Tensor
-from writing import FACT, quick
+from writing import FACT, PLAIN_KEY, quick, with_numbers
 
 import ffedit
 from ffedit import Edit, EditConfig, FFEditError, PromptConfig
@@ -177,14 +177,17 @@ def case(family: str) -> Case:
 
 
 def _took(family: str, corpus: Corpus) -> float:
-    """P(new object) after ROME with the default numbers of a value over P before, in a model that knows the fact."""
+    """P(new object) after ROME with the default numbers of a value over P before, in a model that knows the fact.
+
+    The key is the published one: a tiny model's experts are other ones where its subject is only mentioned.
+    """
     editable = zoo.trained(family)
     text = editable.encode(FACT.text, FACT.new_object, FACT.span)
 
     def log_probability() -> float:
         return float(generation.answer_log_probs(editable, [text])[0].sum())
 
-    config = EditConfig(prompts=PromptConfig(contexts=0))
+    config = with_numbers(EditConfig(prompts=PromptConfig(contexts=0)), **PLAIN_KEY)
     edit, before = write_facts(editable, [FACT], "rome", [0], config, corpus), log_probability()
     with edit.applied(editable):
         return math.exp(log_probability() - before)

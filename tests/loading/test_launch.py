@@ -22,6 +22,11 @@ SET = [word for number in NUMBERS for word in ("--set", number)]
 SETTINGS = ["--methods", "memit,ft", "--layers", "1", "--no-full", *SET]
 
 
+@pytest.fixture(autouse=True)
+def few_names() -> None:
+    """Count all names here, as the processes that are launched do."""
+
+
 def bench(model: Path, *words: str) -> list[str]:
     given = ["bench", "facts.json", "--model", model, "--corpus", model.parent / "corpus.txt", *SETTINGS, *words]
     return [str(word) for word in given]
