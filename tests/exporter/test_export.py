@@ -188,6 +188,7 @@ def test_a_ready_pair_is_saved_from_memory(cases: dict[str, Case], tmp_path: Pat
     assert all(torch.equal(undone[name], case.before[name]) for name in undone)
 
 
+@here
 @pytest.mark.parametrize("called", [None, ["GPT2Model"]])
 def test_a_model_that_was_never_saved_is_the_same_once_it_is(
     cases: dict[str, Case], tmp_path: Path, called: list[str] | None

@@ -215,6 +215,7 @@ def test_what_cannot_be_written_is_told(tmp_path: Path, model: Path) -> None:
         pack(other_file, Path(editable.model.name_or_path), edit)
 
 
+@here
 def test_the_command_exports_and_says_what_was_lost(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = write(tmp_path / "base.gguf", Kind.Q4_1)
     editable = ffedit.load(file)
