@@ -45,7 +45,7 @@ from ffedit.editor.edit import Edit
 from ffedit.editor.edit_files import SavedEdit, checksum, digest
 from ffedit.editor.provenance import versions
 from ffedit.editor.recipe import recipe_of, to_yaml
-from ffedit.editor.statistics import merge_stats
+from ffedit.editor.statistics_files import merge_stats
 from ffedit.errors import FFEditError, ModelError
 from ffedit.exporter.checkpoint import export_plan
 from ffedit.exporter.gguf import edits_in

@@ -9,9 +9,9 @@ one by one, at the layer that ffedit takes, each undone before the next, and sco
 defaults (`compare.py`), not here, where it would double the time.
 
 Each model and variant has a file of its own in OUT, so that several processes may run different ones; a second run goes
-on where the first stopped. The table gives each variant's scores and seconds on each model, paired differences from the
-default with intervals over subjects, and the least difference of the harmonic mean over the models: by that a variant
-is judged.
+on where the first stopped. The table gives each variant's scores and processor seconds on each model, paired
+differences from the default with intervals over subjects, and the least difference of the harmonic mean over the
+models: by that a variant is judged.
 """
 
 import json
@@ -54,8 +54,12 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "- names": {"key.names_weight": 0.0},
     "- mentions": {"key.mention_share": 0.0},
     "- context_weight": {"key.context_weight": 0.0},
-    "- all three": {"key.names_weight": 0.0, "key.mention_share": 0.0, "key.context_weight": 0.0},
     "ended at .6": {"value.target_probability": 0.6},
+    # The defaults before names and mentions.
+    "former": {
+        **{"key.names_weight": 0.0, "key.mention_share": 0.0, "key.context_weight": 0.03},
+        **{"value.target_probability": 0.6},
+    },
     "- kl_weight": {"value.kl_weight": 0.0},
     "- weight_decay": {"value.weight_decay": 0.0},
     "- penalty_decay": {"value.penalty_decay": 1.0},
@@ -67,7 +71,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "published": {"method": "rome", "preset": ("paper", "rome")},
 }
 OTHER = {"method", "preset"}
-SHOWN = (*FOUR, "harmonic", "efficacy", "paraphrase", "specificity", "seconds")
+SHOWN = (*FOUR, "harmonic", "efficacy", "paraphrase", "specificity", "processor_seconds")
 
 
 def config_of(variant: Mapping[str, Any]) -> EditConfig:
@@ -194,7 +198,7 @@ def rendered(found: Mapping[str, Mapping[str, Sequence[Mapping[str, Any]]]]) -> 
 def cells(columns: Mapping[str, Sequence[Any]], against: Mapping[str, Sequence[Any]] | None = None) -> list[str]:
     """Return the figures of a row."""
     figures = ((name, interval(columns, name, against)) for name in SHOWN)
-    return [shown(figure, against is not None, 1 if name == "seconds" else 2) for name, figure in figures]
+    return [shown(figure, against is not None, 1 if name == "processor_seconds" else 2) for name, figure in figures]
 
 
 if __name__ == "__main__":

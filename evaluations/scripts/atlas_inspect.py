@@ -182,7 +182,7 @@ def compare(report: ModelReport) -> list[Line]:
 
 
 def table_of(lines: list[Line]) -> str:
-    """The comparison as Markdown."""
+    """Return the comparison as Markdown."""
     head = "| section | the paper | Atlas, layers 0 to 2 | agrees | why |\n|---|---|---|---|---|\n"
     return head + "".join(f"| {' | '.join(line)} |\n" for line in lines)
 

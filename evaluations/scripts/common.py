@@ -19,7 +19,7 @@ SHOWN = ("efficacy", "paraphrase", "specificity", "same_subject", "score", "gene
 
 
 def facts_of(split: str, limit: int | None = None, data: Path = DATA) -> list[ffedit.Fact]:
-    """The facts of a split, in order; those of `tuning` share no subject with those of `reporting`."""
+    """Return the facts of a split, in order; those of `tuning` share no subject with those of `reporting`."""
     records = [record for record in json.loads(data.read_text(encoding="utf-8")) if record["split"] == split]
     return [parse_record(record) for record in records[:limit]]
 
@@ -36,7 +36,7 @@ def sharing(facts: Sequence[ffedit.Fact]) -> str:
 
 
 def configured(settings: Iterable[str]) -> ffedit.EditConfig:
-    """The default configuration with other numbers, each as NAME=VALUE."""
+    """Return the default configuration with other numbers, each as NAME=VALUE."""
     return set_numbers(ffedit.EditConfig(), settings)
 
 

@@ -3,8 +3,9 @@
     python evaluations/scripts/compare.py --model smollm2 --data FACTS.json --split reporting --layer 2 --out DIR
 
 Each fact is edited by each way, measured, and undone before the next; DIR holds a file of results for each way, and
-report.md and report.json. A second run goes on where the first stopped. Seconds are those of the edit alone: what is
-done once for a model (key statistics, prefixes, and ffedit's first edit, which fills its caches) is told beside them.
+report.md and report.json. A second run goes on where the first stopped. Seconds are those of the edit alone, and of
+processors, since other work on the machine changes those of the clock: what is done once for a model (key statistics,
+prefixes, and ffedit's first edit, which fills its caches) is told beside them.
 Differences are ffedit's minus the rival's, paired by fact. --published-rate is Adam's rate of the published procedure,
 chosen on development facts as ffedit's numbers are (docs/results.md); with --together N ffedit also writes N facts in
 one edit. --way published-code runs the published code itself, from a checkout (evaluations/scripts/published_code.py).
@@ -42,7 +43,7 @@ from ffedit.cli.options import parse_layers
 from ffedit.editor.methods import METHODS, set_numbers
 from ffedit.files.resuming import Journal, read_journal
 
-SHOWN = (*RATES, "harmonic", "seconds")
+SHOWN = (*RATES, "harmonic", "processor_seconds")
 WAYS, CODE = ("ffedit", "published", "plain"), "published-code"
 
 
@@ -138,7 +139,7 @@ def main(
     journals = {way: Journal(out / f"{way}.jsonl", {**settings, "way": way, **told[way]}) for way in ways}
 
     def edited(way: str, fact: Fact) -> Any:
-        """The edit of one fact in one way: something with `updates`."""
+        """Return the edit of one fact in one way: something with `updates`."""
         if way == "ffedit":
             return write([fact], layers=where, stats=stats)
         if way == "plain":
@@ -184,7 +185,7 @@ def main(
 
 def report(found: Mapping[str, Sequence[Mapping[str, Any]]]) -> tuple[str, dict[str, Any]]:
     """Tables and figures of results by way: means, and paired differences of ffedit's ways from the others."""
-    rows, summary = [["", "facts", *SHOWN, "median seconds"]], {"ways": {}, "differences": {}}
+    rows, summary = [["", "facts", *SHOWN, "median"]], {"ways": {}, "differences": {}}
     for way in sorted(found, key=lambda name: (not name.startswith("ffedit"), name)):
         names = [line["fact"] for line in found[way]]
         if not names:
@@ -192,9 +193,9 @@ def report(found: Mapping[str, Sequence[Mapping[str, Any]]]) -> tuple[str, dict[
         before, after = (columns_of(found[way], names, when) for when in ("before", "after"))
         if len(rows) == 1:
             rows.append(["before", str(len(names)), *(shown(interval(before, n)) for n in SHOWN[:-1]), "", ""])
-        middle = median(after["seconds"])
+        middle = median(after["processor_seconds"])
         rows.append([f"**{way}**", str(len(names)), *_figures(after), f"{middle:.1f}"])
-        summary["ways"][way] = {"facts": len(names), "median_seconds": middle, **_numbers(after)}
+        summary["ways"][way] = {"facts": len(names), "median_processor_seconds": middle, **_numbers(after)}
     second = [["ffedit minus", "facts", *SHOWN, "times as fast"]]
     for mine in (way for way in found if way.startswith("ffedit")):
         for way in (way for way in found if not way.startswith("ffedit")):
@@ -203,7 +204,7 @@ def report(found: Mapping[str, Sequence[Mapping[str, Any]]]) -> tuple[str, dict[
             if not both:
                 continue
             a, b = columns_of(found[mine], both), columns_of(found[way], both)
-            faster = sum(b["seconds"]) / sum(a["seconds"])
+            faster = sum(b["processor_seconds"]) / sum(a["processor_seconds"])
             name = way if mine == "ffedit" else f"{way} ({mine.removeprefix('ffedit, ')})"
             second.append([name, str(len(both)), *_figures(a, b), f"{faster:.2f}"])
             numbers = {"facts": len(both), "times_as_fast": faster, **_numbers(a, b)}
@@ -212,7 +213,7 @@ def report(found: Mapping[str, Sequence[Mapping[str, Any]]]) -> tuple[str, dict[
 
 
 def _figures(columns: Columns, against: Columns | None = None) -> list[str]:
-    places = {"seconds": 1}
+    places = {"processor_seconds": 1}
     return [shown(interval(columns, n, against), against is not None, places.get(n, 3)) for n in SHOWN]
 
 

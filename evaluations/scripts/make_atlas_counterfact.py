@@ -104,14 +104,14 @@ def main(model: str, seed: int, count: int, apart: Path | None) -> None:
 
 
 def write(out: Path, records: list[dict[str, Any]]) -> None:
-    """The records, one a line, and how many of each split there are."""
+    """Return the records, one a line, and how many of each split there are."""
     lines = ",\n".join(json.dumps(record, ensure_ascii=False) for record in records)
     out.write_text(f"[\n{lines}\n]\n", encoding="utf-8")
     print(f"{out}:", *(f"{n} for {split}" for split, n in Counter(r["split"] for r in records).items()))
 
 
 def write_batch(model: str, records: list[dict[str, Any]]) -> None:
-    """The first 100 edits of different subjects, in ffedit's own form, as an example of a batch."""
+    """Return the first 100 edits of different subjects, in ffedit's own form, as an example of a batch."""
     batch: dict[str, ffedit.Fact] = {}
     for record in records:
         fact = parse_record(record)
@@ -121,7 +121,7 @@ def write_batch(model: str, records: list[dict[str, Any]]) -> None:
 
 
 def known(editable: ffedit.Editable, prompt: str, old: str, new: str) -> bool:
-    """Whether the model says `old` freely, and holds `new` for less likely."""
+    """Return True if the model says `old` freely, and holds `new` for less likely."""
     true, false = (encode(editable.tokenizer, prompt, answer) for answer in (old, new))
     said = generation.continuations(editable, [true.ids[: true.answer]], len(true.target_ids))[0]
     a, b = generation.answer_log_probs(editable, [true, false])

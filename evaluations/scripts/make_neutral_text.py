@@ -119,7 +119,7 @@ def beginnings() -> list[str]:
 
 
 def tidy(prompt: str, said: str) -> str:
-    """The text up to the end of its last sentence; none where it repeats itself."""
+    """Return the text up to the end of its last sentence; none where it repeats itself."""
     text = prompt.rstrip(" ") + said
     text = text[: max(text.rfind(end) for end in (". ", ".\n", "! ", "? ")) + 1]
     raw = text.encode()
@@ -128,7 +128,7 @@ def tidy(prompt: str, said: str) -> str:
 
 @torch.inference_mode()
 def sampled(decoder: torch.nn.Module, tokenizer: object, prompts: list[str], seed: int) -> list[list[int]]:
-    """What comes after each prompt, [prompts][NEW] token ids; a line break stands first, as attention's sink."""
+    """Return what comes after each prompt, [prompts][NEW] token ids; a line break stands first, as attention's sink."""
     generator = torch.Generator().manual_seed(seed)
     ids = [tokenizer("\n" + prompt.rstrip(" "))["input_ids"] for prompt in prompts]  # type: ignore[operator]
     width = max(map(len, ids))

@@ -82,7 +82,7 @@ def inside(subject: str) -> str:
 
 
 def filled(prompt_set: str, subject: str) -> str:
-    """The sentence about a subject."""
+    """Return the sentence about a subject."""
     return prompt_set.replace("{}", subject if prompt_set.startswith("{}") else inside(subject))
 
 

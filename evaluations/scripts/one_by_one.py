@@ -31,7 +31,7 @@ Columns = Mapping[str, Sequence[Any]]
 
 
 def facts_in(data: Path, split: str | None = None, limit: int | None = None, probed: bool = False) -> list[Fact]:
-    """The first facts of a file in any form that ffedit reads; of a file with splits, those of one.
+    """Return the first facts of a file in any form that ffedit reads; of a file with splits, those of one.
 
     `probed` takes only those of whose subject other facts are asked.
     """
@@ -57,7 +57,7 @@ class Examiner:
         self._evaluations: dict[tuple[Fact, ...], Evaluation] = {}
 
     def of(self, facts: Sequence[Fact]) -> Evaluation:
-        """The questions of facts that are edited together, and their scores before."""
+        """Return the questions of facts that are edited together, and their scores before."""
         if tuple(facts) not in self._evaluations:
             self._evaluations[tuple(facts)] = Evaluation(self.editable, facts)
         return self._evaluations[tuple(facts)]
@@ -78,7 +78,7 @@ class Examiner:
 
 
 def rates(scores: Scores) -> dict[str, float | None]:
-    """What is compared."""
+    """Return what is compared."""
     return {name: getattr(scores, name) for name in RATES}
 
 
@@ -91,7 +91,7 @@ def timed(into: dict[str, float]) -> Iterator[None]:
 
 
 def facts_done(journal: Journal) -> set[str]:
-    """The facts that are in a journal."""
+    """Return the facts that are in a journal."""
     return {line["fact"] for line in journal.lines}
 
 
@@ -114,7 +114,7 @@ def columns_of(lines: Sequence[Mapping[str, Any]], facts: Sequence[str], when: s
 
 
 def harmonic(columns: Columns) -> Callable[[np.ndarray], np.ndarray]:
-    """The harmonic mean, over the four rates that were measured, of their means with weights [draws, facts]."""
+    """Return the harmonic mean, over the four rates that were measured, of their means with weights [draws, facts]."""
     parts = [array for name in FOUR if not np.isnan(array := _array(columns[name])).all()]
 
     def of(weights: np.ndarray) -> np.ndarray:
@@ -125,13 +125,13 @@ def harmonic(columns: Columns) -> Callable[[np.ndarray], np.ndarray]:
 
 
 def mean(columns: Columns, name: str) -> Callable[[np.ndarray], np.ndarray]:
-    """The mean of one measure with weights [draws, facts]."""
+    """Return the mean of one measure with weights [draws, facts]."""
     values = _array(columns[name])
     return lambda weights: _means(values, weights)
 
 
 def measured(columns: Columns, name: str) -> Callable[[np.ndarray], np.ndarray]:
-    """The mean of `name`, or the harmonic mean of the four under the name "harmonic"."""
+    """Return the mean of `name`, or the harmonic mean of the four under the name "harmonic"."""
     return harmonic(columns) if name == "harmonic" else mean(columns, name)
 
 

@@ -1,4 +1,4 @@
-"""The published ROME code itself, imported from a checkout of it, on a model that it was not written for.
+"""Run the published ROME code itself, imported from a checkout of it, on a model that it was not written for.
 
     git clone https://github.com/kmeng01/rome DIR
 
@@ -52,7 +52,7 @@ ABSENT = object()
 
 @dataclass(frozen=True)
 class Checkout:
-    """The parts of the published code that are called, or that something is put in place of.
+    """Parts of the published code that are called, or that something is put in place of.
 
     Attributes:
         main: its module `rome.rome_main`.
@@ -83,7 +83,7 @@ class CodeUpdate:
 
     @property
     def updates(self) -> dict[Address, LowRank]:
-        """The change by address, as of an `ffedit.Edit`."""
+        """Return the change by address, as of an `ffedit.Edit`."""
         return {self.address: LowRank(self.left[:, None], self.right[None])}
 
 
@@ -148,7 +148,7 @@ def published_code(
 
 
 def numbers_for(memory: KeyValueMemory, editable: Editable, checkout: Checkout, rate: float) -> Any:
-    """The published hyper-parameters of GPT-2 XL, with this layer, the names of its modules and Adam's rate."""
+    """Return the published hyper-parameters of GPT-2 XL, with this layer, the names of its modules and Adam's rate."""
     block, mlp, matrix = module_templates(memory, editable)
     return replace(
         checkout.numbers,
@@ -162,7 +162,7 @@ def numbers_for(memory: KeyValueMemory, editable: Editable, checkout: Checkout, 
 
 
 def module_templates(memory: KeyValueMemory, editable: Editable) -> tuple[str, str, str]:
-    """Paths of a layer, of its feed-forward module and of its value matrix, with "{}" for the layer's number.
+    """Return the paths of a layer, of its feed-forward module and its value matrix, with "{}" for the layer's number.
 
     Raises:
         FFEditError: the value matrix stands in the layer itself.
@@ -176,7 +176,7 @@ def module_templates(memory: KeyValueMemory, editable: Editable) -> tuple[str, s
 
 
 def request_of(fact: Fact) -> dict[str, Any]:
-    """The fact as the published code takes it.
+    """Return the fact as the published code takes it.
 
     Raises:
         FFEditError: the code would find the subject elsewhere.

@@ -57,7 +57,7 @@ class RankOne:
 
     @property
     def updates(self) -> dict[Address, LowRank]:
-        """The change by address, as of an `ffedit.Edit`."""
+        """Return the change by address, as of an `ffedit.Edit`."""
         return {self.address: LowRank(self.left[:, None], self.right[None])}
 
 
@@ -146,7 +146,7 @@ def plain_rank_one(
 def rank_one(
     memory: KeyValueMemory, key: Tensor, delta: Tensor, C: Tensor | None, losses: Sequence[float], started: float
 ) -> RankOne:
-    """The smallest change, in the norm of C, that moves what `key` gives by `delta`."""
+    """Return the smallest change, in the norm of C, that moves what `key` gives by `delta`."""
     u = key if C is None else torch.linalg.solve(C.to(key), key)
     value = memory.value.double() @ key + delta.double()
     right = u / (u @ key)
@@ -154,7 +154,7 @@ def rank_one(
 
 
 def matrix_of(editable: Editable, layer: int) -> KeyValueMemory:
-    """The value matrix of a layer.
+    """Return the value matrix of a layer.
 
     Raises:
         FFEditError: the layer holds several.
@@ -166,7 +166,7 @@ def matrix_of(editable: Editable, layer: int) -> KeyValueMemory:
 
 
 def state(editable: Editable, fact: Fact, prefix: str) -> Encoded:
-    """The prompt with the new object, behind a prefix."""
+    """Return the prompt with the new object, behind a prefix."""
     before = f"{prefix}. " if prefix else ""
     span = fact.span[0] + len(before), fact.span[1] + len(before)
     return editable.encode(before + fact.text, fact.new_object, span)

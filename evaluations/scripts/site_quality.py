@@ -1,4 +1,4 @@
-"""What tells where an edit is good: a site's effect, reach and leak beside the measured quality of edits made there.
+"""Find what tells where an edit is good: a site's effect, reach and leak beside the quality of edits made there.
 
     python evaluations/scripts/site_quality.py run --models DIR --out OUT [--model NAME ...] [--set NAME=VALUE ...]
     python evaluations/scripts/site_quality.py report --out OUT [--into FILE.md]

@@ -63,7 +63,7 @@ def digests(name: str) -> dict[str, str]:
 
 
 def digest(edit: ffedit.Edit, report: ffedit.Report) -> str:
-    """What was written and what was measured, in a few characters."""
+    """Return what was written and what was measured, in a few characters."""
     deltas = [delta.dense.double().numpy().tobytes() for _, delta in sorted(edit.updates.items(), key=str)]
     scores = json.dumps([report.before.to_dict(), report.after.to_dict()], sort_keys=True)
     return short(b"".join([*deltas, scores.encode()]))

@@ -175,7 +175,7 @@ class Weights:
 
     @property
     def norm_ratio(self) -> float:
-        """The largest ‖W − W₀‖ / ‖W₀‖."""
+        """Return the largest ‖W − W₀‖ / ‖W₀‖."""
         pairs = [(double(memory.value), double(self.originals[memory.address])) for memory in self._memories]
         return max(float((now - first).norm() / first.norm()) for now, first in pairs)
 

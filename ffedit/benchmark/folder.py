@@ -69,7 +69,7 @@ class Line:
 
     @property
     def key(self) -> Key:
-        """The identity of the line: of two lines with one key, one is kept."""
+        """Return the identity of the line: of two lines with one key, one is kept."""
         return self.method, self.when, self.chunk, self.fact
 
     def to_dict(self) -> dict[str, Any]:

@@ -82,7 +82,7 @@ class MethodReport:
 
     @property
     def last(self) -> Row:
-        """The row that methods are compared by: the end of a sequence, else each fact right after its own edit."""
+        """Return the row that methods are compared by: the end of a sequence, else each fact after its own edit."""
         return self.end or self.after
 
 

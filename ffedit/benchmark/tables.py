@@ -36,7 +36,7 @@ class Table:
 
     @property
     def markdown(self) -> str:
-        """The table under its title."""
+        """Return the table under its title."""
         lines = [f"| {' | '.join(map(plain, self.headings))} |", f"|{'---|' * len(self.headings)}"]
         rows = (f"| {' | '.join(map(plain, row))} |" for row in self.rows)
         return "\n".join([f"## {self.title}", "", *lines, *rows])

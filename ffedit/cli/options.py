@@ -258,7 +258,7 @@ class Solving:
 
     @property
     def inputs(self) -> dict[str, str]:
-        """The paths named, for the provenance."""
+        """Return the paths named, for the provenance."""
         paths = {"corpus": self.corpus, "stats": self.stats_from}
         return {name: str(path) for name, path in paths.items() if path is not None}
 

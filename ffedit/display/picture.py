@@ -1,4 +1,4 @@
-"""The contents of a trace's heat map, shared by the terminal and the figure file.
+"""Contents of a trace's heat map, shared by the terminal and the figure file.
 
 Rows are tokens from top to bottom and columns are layers, as in the figures of ROME (arXiv 2202.05262,
 figure 1). A long prompt keeps the rows that matter (the subject, the end, the largest effects); every run
@@ -63,13 +63,13 @@ class Row:
 
     @property
     def most(self) -> float:
-        """The largest effect; NaN where nothing was restored."""
+        """Return the largest effect; NaN where nothing was restored."""
         return float(np.fmax.reduce(self.effects))
 
 
 @dataclass(frozen=True, eq=False)
 class Picture:
-    """The rows from top to bottom, the lines of the title, and the marked layer of one heat map.
+    """Rows from top to bottom, the lines of the title, and the marked layer of one heat map.
 
     `depth` is the number of layers, `metric` the quantity that the effects are differences of, or the share that a site
     map shows instead.
@@ -83,28 +83,28 @@ class Picture:
 
     @property
     def step(self) -> int:
-        """The distance between labelled layers: see `layer_step`."""
+        """Return the distance between labelled layers, as of `layer_step`."""
         return layer_step(self.depth)
 
     @property
     def scale(self) -> float:
-        """The light end of the colours: the largest effect, or 0 where nothing comes back; of shares 1, at least."""
+        """Return the light end of the colours: the largest effect, or 0 if none comes back; of shares 1, at least."""
         least = 0.0 if self.metric in UNITS else 1.0
         return float(np.fmax.reduce([least, *(row.most for row in self.rows)]))
 
     @property
     def legend(self) -> str:
-        """What the largest effect is."""
+        """Say what the largest effect is."""
         return LEGENDS[self.metric]
 
     @property
     def negative(self) -> str:
-        """What a negative effect is."""
+        """Say what a negative effect is."""
         return "restoring takes away, up to" if self.metric in UNITS else "the change is turned round, up to"
 
     @property
     def lowest(self) -> float:
-        """The smallest effect, or 0: below it, restoring hurts the answer."""
+        """Return the smallest effect, or 0: below it, restoring hurts the answer."""
         return float(np.fmin.reduce([0.0, *(np.fmin.reduce(row.effects) for row in self.rows)]))
 
     def share(self, effect: float) -> float:

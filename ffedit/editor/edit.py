@@ -75,7 +75,7 @@ class Edit(Described, Displayed):
 
     @property
     def layers(self) -> list[int]:
-        """The layers that change."""
+        """Return the layers that change."""
         return sorted({address.layer for address in self.updates})
 
     @property

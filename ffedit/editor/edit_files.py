@@ -95,7 +95,7 @@ class Described(ABC):
     @property
     @abstractmethod
     def layers(self) -> list[int]:
-        """The layers that change, in ascending order."""
+        """Return the layers that change, in ascending order."""
 
     @abstractmethod
     def fingerprint(self) -> str:
@@ -211,7 +211,7 @@ class SavedEdit(Described):
 
     @property
     def layers(self) -> list[int]:
-        """The layers that change."""
+        """Return the layers that change."""
         return sorted({int(address.partition(".")[0]) for address in self.addresses})
 
     @property

@@ -116,7 +116,8 @@ def _prompt_set(editable: Editable, facts: Sequence[Fact], leads: tuple[str, ...
             prompts += [text] if len(text.ids) <= limit else []
         fact_of += [i] * (len(prompts) - len(fact_of))
     forms = config.prompts.essence_prompts if config.value.kl_weight else ()
-    essence = [text for form in forms if len((text := about(editable, form, subject, leads, at)).ids) <= limit]
+    about = [_essence_prompt(editable, form, subject, leads, at) for form in forms]
+    essence = [text for text in about if len(text.ids) <= limit]
     share = config.key.mention_share if at != "last" else 0.0  # a mention has no prompt behind the subject
     mentions = [mention(editable, subject, lead, at) for lead in MENTIONS] if share else []
     mentions = [text for text in mentions if len(text.ids) <= limit]
@@ -128,7 +129,9 @@ def sentence(lead: str) -> str:
     return lead + (" " if lead[-1] in ".!?" else ". ")
 
 
-def about(editable: Editable, form: str, subject: str, leads: Sequence[str], fact_token: FactToken) -> Encoded:
+def _essence_prompt(
+    editable: Editable, form: str, subject: str, leads: Sequence[str], fact_token: FactToken
+) -> Encoded:
     """Encode `form` with `subject` in its slot; behind a prefix where the subject may be an attention sink without."""
     for before in ("", *(sentence(lead) for lead in leads[:1])):
         start = len(before) + form.index("{}")

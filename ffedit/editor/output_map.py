@@ -130,28 +130,26 @@ def least_squares(forward: Callable[[Tensor], Tensor], back: Callable[[Tensor], 
 def find_output_map(editable: Editable, ff: FeedForward, text: Encoded, output: Tensor) -> OutputMap:
     """Find how `output` [d_model], W k* at the subject in `text`, reaches the stream; two short passes."""
     ids, at, block = pad([text.ids[: text.site + 1]]), text.site, editable.layers[ff.layer]
-    own: list[Tensor] = []  # what the layer gives in this text, where W k* is a mean over several
 
-    def stream(added: Tensor) -> Tensor:
-        def add(output: Tensor) -> Tensor:
-            moved = output.reshape(1, -1, output.shape[-1]).clone()
-            own.append(double(moved[0, at]))
-            moved[0, at] += added.to(moved)
-            return moved.reshape(output.shape)
-
-        with hooks.capture({0: block}) as leaving, hooks.replace_output(ff.module, add):
+    def stream(added: Tensor) -> tuple[Tensor, Tensor]:
+        """Return what the layer itself gives in this text, where W k* is a mean over several, and the stream."""
+        with (
+            hooks.capture({"layer": ff.module, "block": block}) as seen,
+            hooks.add_at(ff.module, torch.tensor([at]), added),
+        ):
             replay.run_to(editable, ids, ff.layer)
-        return double(leaving[0].reshape(*ids.shape, -1)[0, at])
+        own, leaving = (double(seen[name].reshape(*ids.shape, -1)[0, at]) for name in ("layer", "block"))
+        return own, leaving
 
     with discover.block_calls(block, ff) as seen:
-        before = stream(torch.zeros_like(output))
+        own, before = stream(torch.zeros_like(output))
     added, bias = discover.residual_add(ff, seen).added, ff.bias()
     way = OutputMap(ff.layer, None if added is ff.module else added, device_of(ff.module), bias)
     # As large as the stream itself, so that the probe survives rounding in 16 bits.
     probe = (output * (before.norm().to(output.device) / output.norm())).to(before)
     if way.norm is not None:
         probe = probe.roll(1)  # along W k* itself a norm changes nothing
-    moved, here = stream(probe) - before, own[0] if bias is None else own[0] - double(bias[0])
+    moved, here = stream(probe)[1] - before, own if bias is None else own - double(bias[0])
     expected = (way((here + probe)[:, None]) - way(here[:, None]))[:, 0]
     factor = float(moved @ expected / (expected @ expected))
     gap = float((moved - factor * expected).norm() / moved.norm().clamp(min=1e-30))

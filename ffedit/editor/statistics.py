@@ -11,8 +11,8 @@ are left out. Later sinks are detected by the norm of their keys (`key_moments`)
 
 One forward pass computes the keys of every layer up to the deepest one requested. The result is cached under a
 fingerprint of everything it depends on; so is an interrupted pass. Statistics of another model, layer or precision
-would silently make an edit worse, so each file that `save_stats` writes holds the fingerprint too, and the names for
-the error about a mismatch.
+would silently make an edit worse, so each file (`statistics_files`) holds the fingerprint too, and the names for the
+error about a mismatch.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from functools import partial
 from operator import itemgetter
 from pathlib import Path
 
-import huggingface_hub
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
@@ -34,11 +33,9 @@ from torch import Tensor
 
 from ffedit.algebra.key_moments import HELD, KeyMoments, KeyMomentsFitter
 from ffedit.editor.edit import unedited
-from ffedit.editor.edit_files import ADDRESS
-from ffedit.errors import EditError, brief
-from ffedit.facts.fact import show
+from ffedit.errors import EditError
 from ffedit.files import cache
-from ffedit.files.atomic import read_whole, written
+from ffedit.files.atomic import read_whole
 from ffedit.files.placing import delay_interrupt
 from ffedit.files.resuming import load_state, save_state
 from ffedit.inference import replay
@@ -244,11 +241,11 @@ def check_stats(editable: Editable, memories: Sequence[KeyValueMemory], stats: M
     missing = next((memory.address for memory in memories if memory.address not in stats), None)
     if missing is not None:
         raise EditError(f"no statistics of layer {missing} were given; collect them with `ffedit stats`")
-    for memory in _differing(editable, memories, stats):
-        raise _misfit(stats[memory.address], memory, editable)
+    for memory in differing(editable, memories, stats):
+        raise misfit(stats[memory.address], memory, editable)
 
 
-def _differing(
+def differing(
     editable: Editable, memories: Sequence[KeyValueMemory], stats: Mapping[Address, KeyMoments]
 ) -> list[KeyValueMemory]:
     """List the memories whose statistics were collected neither on the current nor on the unedited weights."""
@@ -261,7 +258,7 @@ def _differing(
     return differ
 
 
-def _misfit(moments: KeyMoments, memory: KeyValueMemory | None, editable: Editable) -> EditError:
+def misfit(moments: KeyMoments, memory: KeyValueMemory | None, editable: Editable) -> EditError:
     """Return the error that says what of a memory differs from what its statistics were collected with."""
     why = "the weights below that layer, or the tokenizer, are not those that they were collected with (edited since?)"
     if memory is None:
@@ -425,80 +422,3 @@ def _weights(ids: Tensor, length: int, start: int, weighting: str) -> Tensor:
         counts = ids.long().bincount(weights)
         weights = torch.where(weights > 0, 1 / counts[ids.long()], 0)
     return weights * (len(ids) / weights.sum())
-
-
-def save_stats(stats: Mapping[Address, KeyMoments], folder: str | Path, force: bool = False) -> Path:
-    """Write statistics as a folder, whole or not at all; EditError where it exists (without `force`) or cannot be."""
-    with written(Path(folder), force) as made:
-        for address, moments in stats.items():
-            moments.save(made / file_name(address))
-    return Path(folder)
-
-
-def file_name(address: Address) -> str:
-    """Return the file name of one memory."""
-    return f"layer-{address}.safetensors"
-
-
-def load_stats(folder: str | Path, editable: Editable) -> dict[Address, KeyMoments]:
-    """Read what `save_stats` wrote for this model; layers collected with other weights are left out.
-
-    On an edited model, statistics of the unedited one are accepted too, where the originals of its matrices are known.
-
-    Args:
-        folder: a folder, or the name of a repository of the hub that holds one ("user/name"), which is downloaded.
-        editable: the model.
-
-    Raises:
-        EditError: it is no such folder or cannot be downloaded, a file is damaged, or all are of another model, layer
-            or precision.
-    """
-    read = _read(_downloaded(folder))
-    fitting = {at: moments for at, moments in read.values() if at in editable.memories}
-    differ = {memory.address for memory in _differing(editable, [editable.memories[at] for at in fitting], fitting)}
-    stats = {at: moments for at, moments in fitting.items() if at not in differ}
-    if not stats:
-        path, (at, moments) = next(reversed(read.items()))
-        raise EditError(f"{path}: {_misfit(moments, editable.memories.get(at), editable)}")
-    return stats
-
-
-def _downloaded(folder: str | Path) -> Path:
-    """Return the folder of statistics: the one on this machine, or else that of a repository of the hub."""
-    name = str(folder)
-    if Path(folder).exists() or name.count("/") != 1 or name.startswith((".", "~", "/")):
-        return Path(folder)
-    try:
-        return Path(huggingface_hub.snapshot_download(name, allow_patterns="layer-*.safetensors"))
-    except (OSError, ValueError) as error:  # all that the hub raises are these
-        raise EditError(f"{name}: no such folder, nor can it be downloaded from the hub ({brief(error)})") from error
-
-
-def merge_stats(folders: Sequence[str | Path]) -> dict[Address, KeyMoments]:
-    """Merge the statistics of several folders into those of all their texts; a layer may be missing in some folders.
-
-    Raises:
-        EditError: a folder holds none, they are of different models, or a text is in two of them.
-    """
-    merged: dict[Address, KeyMoments] = {}
-    for folder in folders:
-        for path, (at, moments) in _read(Path(folder)).items():
-            try:
-                merged[at] = merged[at] + moments if at in merged else moments
-            except EditError as error:
-                raise EditError(f"{path}: {error}") from error
-    return dict(sorted(merged.items()))
-
-
-def _read(folder: Path) -> dict[Path, tuple[Address, KeyMoments]]:
-    """Read all statistics in a folder with the addresses of their memories, by file, in the order of the layers."""
-    if not folder.is_dir():
-        raise EditError(f"{folder}: no such folder; one that `ffedit stats --out` wrote was expected")
-    files = {path: KeyMoments.load(path) for path in folder.glob("layer-*.safetensors")}
-    if not files:
-        raise EditError(f"{folder}: holds no key statistics; a folder that `ffedit stats --out` wrote was expected")
-    for path, moments in files.items():
-        if not ADDRESS.fullmatch(moments.address):
-            raise EditError(f"{path}: statistics of {show(moments.address)}, which is no layer; collect them anew")
-    read = {path: (Address(*map(int, moments.address.split("."))), moments) for path, moments in files.items()}
-    return dict(sorted(read.items(), key=lambda item: item[1][0]))

@@ -48,7 +48,7 @@ from ffedit.inference.past import Prefix
 from ffedit.loading.distributed import ALONE, ProcessGroup, interleaved
 from ffedit.model.editable import Editable
 from ffedit.model.feed_forward import FeedForward
-from ffedit.model.hooks import capture, frozen, replace_output
+from ffedit.model.hooks import add_at, capture, frozen
 from ffedit.model.tokenization import Encoded, pad
 from ffedit.progress import Progress, silent
 
@@ -377,13 +377,8 @@ class Objective:
         Return the log-probability of each text's answer (0 without one) and the KL divergence summed along it, nats.
         """
         editable, layer, texts = self.editable, self.ff.layer, rows.tolist()
-        width, each, at = int(self._count[rows].max()), torch.arange(len(rows)), (self._at - self._first)[rows]
+        width, at = int(self._count[rows].max()), (self._at - self._first)[rows]
         owner = self._owner[rows].to(delta.device)
-
-        def add(output: Tensor) -> Tensor:
-            moved = output.reshape(len(texts), width, output.shape[-1]).clone()
-            moved[each, at] += delta[owner].to(moved)
-            return moved.reshape(output.shape)
 
         # (row of the batch, position, token) for each token of an answer; (row, position) of what is preserved.
         said = torch.tensor(
@@ -399,7 +394,7 @@ class Objective:
         # If δ is added to the last layer itself, that layer must run at all positions.
         last = layer + 1 == len(editable.layers)
         with (
-            replace_output(self.ff.module, add),
+            add_at(self.ff.module, at, delta[owner]),
             nullcontext() if last else replay.narrowed(editable, reads[:, 0], reads[:, 1] - width),
         ):
             states = self._states[self._where[rows, :width]]

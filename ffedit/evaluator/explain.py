@@ -47,7 +47,7 @@ from ffedit.inference.contexts import Context
 from ffedit.inference.generation import Intervention
 from ffedit.model.editable import Editable, check_model
 from ffedit.model.feed_forward import FeedForward
-from ffedit.model.hooks import replace_output
+from ffedit.model.hooks import add_at
 from ffedit.model.tokenization import Encoded, decode
 from ffedit.notebook import Displayed
 from ffedit.progress import Progress, silent
@@ -78,7 +78,7 @@ class WrongAnswer:
 
 @dataclass(frozen=True)
 class Explanation(Displayed):
-    """What an edit got wrong, and which part of it failed: `key` or `value`."""
+    """Answers that an edit got wrong, and which part of it failed: `key` or `value`."""
 
     wrong: tuple[WrongAnswer, ...]  # fact by fact
     asked: Mapping[str, int]  # by metric, the number of prompts that the edit could get wrong
@@ -207,12 +207,12 @@ class _Case:
 
     @property
     def text(self) -> Encoded:
-        """The prompt with its right answer."""
+        """Return the prompt with its right answer."""
         return self.pair.new if self.score in NEW else self.pair.true
 
     @property
     def request(self) -> GenerationRequest:
-        """What to generate, as much as reports show."""
+        """Return what to generate, as much as reports show."""
         return (new_object if self.score in NEW else true_object)(self.pair, SAID_TOKENS)
 
     def right(self, said: Generations) -> bool:
@@ -280,14 +280,8 @@ def adding(ff: FeedForward, delta: Tensor, sites: Mapping[Context, int]) -> Inte
     """Add `delta` [d_model] to the layer's output at one token of each prompt, whose position `sites` gives."""
 
     def intervene(prompts: Sequence[Sequence[int]]) -> AbstractContextManager[None]:
-        rows, at = torch.arange(len(prompts)), torch.tensor([sites[tuple(prompt)] for prompt in prompts])
-
-        def add(output: Tensor) -> Tensor:
-            moved = output.reshape(len(prompts), -1, output.shape[-1]).clone()
-            moved[rows, at] += delta.to(moved)
-            return moved.reshape(output.shape)
-
-        return replace_output(ff.module, add)
+        at = torch.tensor([sites[tuple(prompt)] for prompt in prompts])
+        return add_at(ff.module, at, delta)
 
     return intervene
 

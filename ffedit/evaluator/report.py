@@ -55,7 +55,7 @@ class Report(Displayed):
 
     @cached_property
     def verdict(self) -> Verdict:
-        """What became of the edit: whether it took, and what it damaged."""
+        """Return what became of the edit: whether it took, and what it damaged."""
         return judge(self.before, self.after, self.facts_before, self.facts_after, self.intervals_after)
 
     @cached_property
@@ -65,7 +65,7 @@ class Report(Displayed):
 
     @cached_property
     def intervals_after(self) -> dict[str, Interval]:
-        """The same after the edit."""
+        """Return the same after the edit."""
         return intervals.intervals(columns(self.facts_after or ()), subjects=subjects(self.facts_after or ()))
 
     @cached_property
@@ -91,5 +91,5 @@ class Report(Displayed):
 
     @property
     def references(self) -> int:
-        """How many reference texts the document frequencies behind consistency were counted over."""
+        """Return how many reference texts the document frequencies behind consistency were counted over."""
         return sum(len(fact.fact.references) for fact in self.facts_before)

@@ -1,4 +1,4 @@
-"""The token at which a fact's key is read and its value is written, as a user names it.
+"""Name the token at which a fact's key is read and its value is written.
 
 ROME reads the key at the subject's last token. Many models recall a fact at another: in "Eiffel Tower" the city comes
 with "iffel", while "Tower" belongs to every tower. So a token is named by ROME's words for it, by its number among the

@@ -287,7 +287,7 @@ class Sweep:
 
     @property
     def layer(self) -> int:
-        """The layer of the best score: see `best`."""
+        """Return the layer of the best score: see `best`."""
         return best(self.rows)
 
     def to_dict(self) -> dict[str, Any]:

@@ -14,8 +14,8 @@ from typing import Any, Literal
 from ffedit.facts.text import counted
 from ffedit.model.editable import Editable
 
-# Where no layer was published: one of so many layers is taken from below, and so many are left behind it.
-SHARE, BEHIND = 4, 3
+# Where no layer was published: its share of the depth, and how many layers at least are left behind it.
+SHARE, BEHIND = 1 / 4, 3
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def usual_layer(depth: int) -> int:
     Attention in later layers carries what is written at the subject to the prompt's end. None is behind the last layer;
     few carry less than more do: models of three and four layers recall facts at layer 0, and are edited best there.
     """
-    return min(ceil(depth / SHARE), max(0, depth - 1 - BEHIND))
+    return min(ceil(SHARE * depth), max(0, depth - 1 - BEHIND))
 
 
 @dataclass(frozen=True)
@@ -79,12 +79,12 @@ class AutoLayer:
 
     @property
     def by(self) -> Literal["published", "usual"]:
-        """The rule that gave the layer."""
+        """Return the rule that gave the layer."""
         return "usual" if self.row is None else "published"
 
     @property
     def why(self) -> str:
-        """The rule in words."""
+        """Return the rule in words."""
         if self.row is None:
             return f"the usual quarter of {counted(self.depth, 'layer')}"
         return f"published for {self.row.name} ({self.row.source})"

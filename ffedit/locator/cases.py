@@ -64,7 +64,7 @@ class Case:
 
     @property
     def encoded(self) -> Encoded:
-        """The prompt with the traced answer."""
+        """Return the prompt with the traced answer."""
         return self.answers[0]
 
     @property

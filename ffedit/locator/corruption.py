@@ -64,7 +64,7 @@ class Corruption:
 
     @property
     def depends_on_others(self) -> bool:
-        """Whether the corruption of one subject depends on the other facts."""
+        """Return True if the corruption of one subject depends on the other facts."""
         return self.name == "replacement" or self.sigma == "subjects"
 
     def __str__(self) -> str:

@@ -128,12 +128,12 @@ class Trace(Plotted):
 
     @property
     def layer(self) -> int:
-        """The layer of the largest effect at the subject's last token: see `best_layer`."""
+        """Return the layer of the largest effect at the subject's last token: see `best_layer`."""
         return best_layer(self)
 
     @property
     def site(self) -> int | None:
-        """The layer that recalls the fact at the subject's last token, or None: see `site_of`."""
+        """Return the layer that recalls the fact at the subject's last token, or None: see `site_of`."""
         return site_of(self)
 
     def to_dict(self) -> dict[str, Any]:
@@ -236,12 +236,12 @@ class TraceSet(Plotted):
 
     @property
     def layer(self) -> int:
-        """The layer of the largest effect at the subject's last token: see `best_layer`."""
+        """Return the layer of the largest effect at the subject's last token: see `best_layer`."""
         return best_layer(self)
 
     @property
     def site(self) -> int | None:
-        """The layer that recalls the facts at the subject's last token, or None: see `site_of`."""
+        """Return the layer that recalls the facts at the subject's last token, or None: see `site_of`."""
         return site_of(self)
 
 

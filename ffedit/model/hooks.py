@@ -122,6 +122,21 @@ def replace_input(module: nn.Module, change: Callable[[Tensor], Tensor]) -> Iter
         yield
 
 
+def add_at(module: nn.Module, positions: Tensor, added: Tensor) -> AbstractContextManager[None]:
+    """Add `added`, [d] or [batch, d], to the output of `module` at one position of each row, [batch].
+
+    A feed-forward layer may be given, and return, all positions of a batch in one row.
+    """
+    rows = torch.arange(len(positions))
+
+    def add(output: Tensor) -> Tensor:
+        moved = output.reshape(len(positions), -1, output.shape[-1]).clone()
+        moved[rows, positions] += added.to(moved)
+        return moved.reshape(output.shape)
+
+    return replace_output(module, add)
+
+
 def skipped(module: nn.Module, output: Any) -> AbstractContextManager[None]:
     """Make `module` return `output` without running."""
     return _replace_forward(module, lambda *args, **kwargs: output)

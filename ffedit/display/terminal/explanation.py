@@ -1,4 +1,4 @@
-"""What an edit got wrong, and whether its key or its value failed, as tables."""
+"""Show what an edit got wrong, and whether its key or its value failed, as tables."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from ffedit.algebra.key_moments import CONVERGED, LONGEST, KeyMoments
 from ffedit.display.terminal.tables import plain_table
-from ffedit.editor.statistics import file_name
+from ffedit.editor.statistics_files import file_name
 from ffedit.files import cache
 from ffedit.inference.corpus import Corpus
 from ffedit.model.memory import Address
