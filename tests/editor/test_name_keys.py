@@ -75,6 +75,12 @@ def test_other_names_receive_less_and_the_subject_as_much(editable: Editable, me
     assert subject[1] == pytest.approx(subject[0], rel=0.02) and subject[2] == pytest.approx(subject[0], rel=0.2)
 
 
+def test_names_do_not_count_where_the_method_does_not_take_them(editable: Editable) -> None:
+    edit = write(editable, method="alphaedit", names_weight=1.0)
+    assert "names" not in edit.provenance
+    assert edit.provenance["config"]["key"]["names_weight"] == 0.0
+
+
 def test_a_subject_among_the_names_is_none_of_the_others(editable: Editable) -> None:
     fact = Fact("Rome", "{} is in", target="Spain", previous="Italy")
     edit = write(editable, fact, names_weight=3.0)

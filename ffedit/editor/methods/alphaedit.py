@@ -96,6 +96,7 @@ ALPHAEDIT = Method(
     guarantee=guarantee,
     layers=True,
     preserves=True,
+    names=False,  # its directions are those that text hardly uses, and within them each costs the same
     numbers=AlphaEditConfig,
     presets={"paper": PAPER_MEMIT},
 )

@@ -36,6 +36,7 @@ class Method:
         layers: whether it writes to several layers.
         preserves: whether it keeps what earlier edits of a sequence stored, and so is given their keys (`after`).
         statistics: whether it needs the second moment of the keys.
+        names: whether the keys of other names count for it (`key.names_weight`), in the C that it is given.
         numbers: frozen dataclass of the method's own numbers, each with a default; None if it has none.
         presets: numbers by the name of a preset; "default" is `EditConfig()` unless it is named here.
         package: the package that it comes from.
@@ -53,6 +54,7 @@ class Method:
     layers: bool = False
     preserves: bool = False
     statistics: bool = True
+    names: bool = True
     numbers: type[Any] | None = None
     presets: Mapping[str, EditConfig] = field(default_factory=dict)
     package: str = "ffedit"
@@ -68,4 +70,5 @@ class Method:
     def complete(self, config: EditConfig) -> EditConfig:
         """Return `config` with the numbers that this method uses: its own, by default or as set, and no other's."""
         own = {} if self.numbers is None else {self.name: config.of(self.name, self.numbers)}
-        return replace(config, methods=own)
+        key = config.key if self.names and self.statistics else replace(config.key, names_weight=0.0)
+        return replace(config, key=key, methods=own)
