@@ -98,6 +98,7 @@ def main() -> None:
 @click.option("--model", "chosen", multiple=True, type=click.Choice(list(MODELS)), help="Only these.")
 @click.option("--limit", type=int, help="Fewer facts than the model's own number.")
 @click.option("--layer", type=int, help="Another than ffedit takes.")
+@click.option("--dtype", help="Another than the model's own: bfloat16 is slow on processors that do not know it.")
 @click.option("--add", "more", multiple=True, help='A further variant: NAME={"value.steps": 10}.')
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="Folder of the results.")
 def run(
@@ -106,6 +107,7 @@ def run(
     chosen: tuple[str, ...],
     limit: int | None,
     layer: int | None,
+    dtype: str | None,
     more: tuple[str, ...],
     out: Path,
 ) -> None:
@@ -116,7 +118,7 @@ def run(
         raise ffedit.FFEditError(f"there is no variant {unknown[0]!r}; there is {', '.join(variants)}")
     for name in chosen or tuple(MODELS):
         model = MODELS[name]
-        editable = ffedit.load(models / "gguf" / f"{name}.gguf", dtype=model.dtype)
+        editable = ffedit.load(models / "gguf" / f"{name}.gguf", dtype=dtype or model.dtype)
         facts = facts_in(DATA_FOLDER / model.facts, "development")
         # Those first of whose subject other facts are asked.
         facts = sorted(facts, key=lambda fact: not fact.same_subject)[: limit or model.limit]
@@ -124,7 +126,8 @@ def run(
         stats = ffedit.stats(editable, [at])
         for variant in names or tuple(added) or tuple(variants):
             config = config_of(variants[variant])
-            settings = {"variant": variant, "model": name, "layer": at, **variants[variant], "config": config.to_dict()}
+            settings = {"variant": variant, "model": name, "dtype": dtype or model.dtype, "layer": at}
+            settings |= {**variants[variant], "config": config.to_dict()}
             journal = Journal(place_of(out, name, variant), settings)
             for fact in facts:
                 if name_of(fact) not in facts_done(journal):
