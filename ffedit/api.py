@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import NoneType
 
@@ -16,7 +17,7 @@ from ffedit.editor.statistics import collect
 from ffedit.editor.write import write
 from ffedit.errors import EditError
 from ffedit.exporter.embedded_edits import load_with_edits
-from ffedit.facts.fact import FactLike, as_facts, check_facts
+from ffedit.facts.fact import FactLike, as_facts, as_protected, check_facts
 from ffedit.inference.corpus import Corpus
 from ffedit.layer_choice.published import auto_layer
 from ffedit.loading.distributed import ALONE, ProcessGroup
@@ -98,6 +99,7 @@ def edit(
     after: Edit | Iterable[Edit] = (),
     progress: Progress = silent,
     process_group: ProcessGroup = ALONE,
+    protect: Iterable[str] = (),
 ) -> Edit:
     """Compute an edit that writes `facts`; nothing in the model changes until it is applied.
 
@@ -112,17 +114,20 @@ def edit(
         after: earlier edits, in the model already, that are to be kept, oldest first.
         progress: called with the progress.
         process_group: processes that share statistics, keys and values; all call this alike and return the edit.
+        protect: names and texts that the edit must not touch, beside those in `config` (`KeyConfig.protect`).
 
     Raises:
         FactError: a fact cannot be used with this model.
-        EditError: an unknown method, facts that contradict each other, a layer that is not there, earlier edits that
-            are not in the model, statistics that do not fit or cannot be collected, processes that were given different
-            things, or no solution.
+        EditError: an unknown method, one that cannot protect, facts that contradict each other, a layer that is not
+            there, earlier edits that are not in the model, statistics that do not fit or cannot be collected, processes
+            that were given different things, or no solution.
     """
     check_model(editable, Editable)
     config = config or preset("default", method)
     EditError.unless(config, EditConfig, "an EditConfig was expected: ffedit.EditConfig(seed=1)")
     EditError.unless(stats, (Corpus, Mapping, NoneType), "a text or its statistics were expected: ffedit.Corpus(path)")
+    entries = (*config.key.protect, *as_protected("protect", protect))
+    config = replace(config, key=replace(config.key, protect=entries))
     facts, after = as_facts(facts), as_edits(after)
     check_facts(facts)
     agree(

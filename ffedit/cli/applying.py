@@ -18,6 +18,7 @@ from ffedit.display.terminal.plan import plan
 from ffedit.display.terminal.scores import before_after, verdict_view, what_it_says
 from ffedit.editor.config import EditConfig
 from ffedit.editor.edit import Edit, applied_edits
+from ffedit.editor.protect import protected_texts
 from ffedit.evaluator import METRICS, Report, questions
 from ffedit.facts.fact import Fact
 from ffedit.facts.fact_token import FactToken, check_word
@@ -79,6 +80,9 @@ class Application:
         destinations.check_model(editable)
         allowed = options.parse_layers(layers, len(editable.layers))
         questions(editable, facts, facts)
+        protected = protected_texts(editable, facts, config.key)
+        for name in () if protected is None else protected.left_out:
+            surface.note(f"{name!r} is not protected: it is what a fact is about")
         stats = solving.stats(text, editable)
         ends["load"] = perf_counter()
         return cls(

@@ -33,7 +33,7 @@ from ffedit.editor.config import EditConfig
 from ffedit.editor.edit_files import check_edit
 from ffedit.errors import EditError, ModelError
 from ffedit.facts.fact import Fact
-from ffedit.facts.reading import sift_facts
+from ffedit.facts.reading import read_protected, sift_facts
 from ffedit.facts.text import visible
 from ffedit.files.atomic import check_file, finite, text_ready
 from ffedit.inference.corpus import Corpus, tokens_for
@@ -232,19 +232,24 @@ def fact_options(command: Command) -> Command:
 
 @dataclass(frozen=True)
 class Solving:
-    """The numbers of an edit, and the text or the folder that its key statistics come from."""
+    """The numbers of an edit, what it must not touch, and the text or folder that its key statistics come from."""
 
     preset_name: str
     settings: tuple[str, ...]
     seed: int
     corpus: str | None = None
     stats_from: Path | None = None
+    protect: Path | None = None
 
     def config(self, method: str) -> EditConfig:
-        """Return the numbers of a method. Raises EditError for one that is not known."""
-        from ffedit.editor.methods import preset, set_numbers
+        """Return the numbers of a method. Raises EditError for one that is not known or cannot protect."""
+        from ffedit.editor.methods import check_method, preset, set_numbers
 
-        return replace(set_numbers(preset(self.preset_name, method), self.settings), seed=self.seed)
+        entries = () if self.protect is None else read_protected(self.protect)
+        config = replace(set_numbers(preset(self.preset_name, method), self.settings), seed=self.seed)
+        config = replace(config, key=replace(config.key, protect=(*config.key.protect, *entries)))
+        check_method(method).complete(config)
+        return config
 
     def text(self, subjects: int) -> Corpus:
         """Return the text for an edit of so many subjects. Raises EditError where there is none."""
@@ -301,6 +306,9 @@ solving_options = all_of(
         "stats_from",
         type=FILE,
         help="Key statistics that `ffedit stats --out` collected: a folder, or its name on the hub.",
+    ),
+    click.option(
+        "--protect", type=FILE, metavar="FILE", help="Names and texts that the edit must not touch, one a line."
     ),
     number_options,
 )

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ from ffedit.editor.job import Job
 from ffedit.editor.key import PromptSet, build_prompts, read_keys, without_sinks
 from ffedit.editor.methods import METHODS, config_from_dict, preset
 from ffedit.editor.name_keys import name_moments
+from ffedit.editor.protect import protected_texts
 from ffedit.editor.provenance import Record
 from ffedit.editor.solve import store
 from ffedit.editor.statistics import by_layer, moments_for
@@ -79,12 +81,14 @@ def combine(
         lost = next((fact.subject for fact in edit.facts if fact.subject not in keyed), None)
         if lost is not None:
             raise EditError(f"what was written of {lost!r} has no key to solve for (fine-tuned?); write it anew")
+    config = _protecting(config, edits)
     prompt_sets = _prompt_sets(editable, edits)
     ff_layers = by_layer(editable, {at for edit in edits for at in edit.updates})
     memories = [memory for ff in ff_layers for memory in ff.memories]
     stats = moments_for(editable, memories, stats, len(prompt_sets), config.seed, progress)
     names = name_moments(editable, ff_layers, [*prompt_sets], config.key)
-    record = Record(method, Job(editable, facts, ff_layers, config, stats, names=names))
+    protected = protected_texts(editable, facts, config.key)
+    record = Record(method, Job(editable, facts, ff_layers, config, stats, names=names, protected=protected))
     with restored(memories):
         for i, ff in enumerate(ff_layers):
             W = ff.matrix
@@ -107,6 +111,13 @@ def combine(
     solutions = [solution for edit in edits for solution in _solutions(edit)]
     configs = {solved["from"]: numbers for solved, numbers in solutions}
     return record.edit([solved for solved, _ in solutions]).noted(configs=configs)
+
+
+def _protecting(config: EditConfig, edits: Sequence[Edit]) -> EditConfig:
+    """Return `config` with all that the edits protect."""
+    solutions = (config_from_dict(numbers) for edit in edits for _, numbers in _solutions(edit))
+    entries = (entry for each in (config, *solutions) for entry in each.key.protect)
+    return replace(config, key=replace(config.key, protect=tuple(entries)))
 
 
 def _solved_in(edit: Edit, ff: FeedForward) -> tuple[list[str], Tensor, Tensor]:

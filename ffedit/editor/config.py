@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, TypeAlias, TypeVar
 
 from ffedit.errors import EditError
+from ffedit.facts.fact import as_protected
 from ffedit.facts.fact_token import FactToken, as_fact_token
 
 Numbers = TypeVar("Numbers")
@@ -70,6 +71,7 @@ class KeyConfig:
             is read in the texts that state the fact, which all have the same words around it.
         names_weight: how much the keys of other names count, against all ordinary text: so that they receive little.
         without_names: these, and names that are words of one of them, do not count, nor do the facts' own subjects.
+        protect: names and texts whose keys are to keep their values, as those of earlier edits do.
     """
 
     fact_token: FactToken = "subject_last"
@@ -77,10 +79,12 @@ class KeyConfig:
     mention_share: float = 0.5
     names_weight: float = 10.0
     without_names: tuple[str, ...] = ()
+    protect: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         check_numbers("key", self, weights=("context_weight", "mention_share", "names_weight"))
         EditError.unless(self.without_names, tuple, "key.without_names: names were expected")
+        object.__setattr__(self, "protect", as_protected("key.protect", self.protect))
         if self.mention_share > 1:
             raise EditError(f"key.mention_share is {self.mention_share}; at most 1 was expected")
         object.__setattr__(self, "fact_token", as_fact_token(self.fact_token))
@@ -101,7 +105,8 @@ class ValueConfig:
         max_delta_norm: largest ‖δ‖ relative to the residual stream's norm.
         weight_decay: price of ‖δ‖², relative to the residual stream's squared norm, nats.
         kl_weight: weight of the mean KL divergence at the essence prompts.
-        penalty_decay: factor on both penalties from step to step: easy facts end while a change is dear and stay
+        keep_weight: weight of the mean KL divergence at the facts' `keep` prompts, the same in every step.
+        penalty_decay: factor on both other penalties from step to step: easy facts end while a change is dear and stay
             small, hard ones are reached once it is cheap.
     """
 
@@ -113,11 +118,12 @@ class ValueConfig:
     max_delta_norm: float = 4.0
     weight_decay: float = 8.0
     kl_weight: float = 1.0
+    keep_weight: float = 4.0
     penalty_decay: float = 0.9
 
     def __post_init__(self) -> None:
         positive = ("step_size", "max_delta_norm", "target_probability", "penalty_decay")
-        check_numbers("value", self, ("steps",), positive, ("kl_weight", "weight_decay"))
+        check_numbers("value", self, ("steps",), positive, ("kl_weight", "keep_weight", "weight_decay"))
         if self.optimizer not in ("gradient", "adam"):
             raise EditError(f"value.optimizer is {self.optimizer!r}; gradient or adam was expected")
 

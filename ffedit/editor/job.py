@@ -13,6 +13,7 @@ from ffedit.algebra.linalg import Moment, blocks_of, diagonal
 from ffedit.editor.config import EditConfig
 from ffedit.editor.edit import Edit
 from ffedit.editor.name_keys import NameMoment
+from ffedit.editor.protect import Protected
 from ffedit.facts.fact import Fact, by_subject
 from ffedit.loading.distributed import ALONE, ProcessGroup
 from ffedit.model.editable import Editable
@@ -34,6 +35,7 @@ class Job:
     progress: Progress = silent  # called with the progress
     process_group: ProcessGroup = ALONE  # processes that share the work, all of which compute the same edit
     names: Mapping[int, NameMoment] = field(default_factory=dict)  # of the same layers, where names count
+    protected: Protected | None = None  # names and texts whose keys are to keep their outputs
 
     @property
     def memories(self) -> list[KeyValueMemory]:
@@ -57,7 +59,7 @@ class Problem:
     # weighted second moment of the spread of the facts' keys over their contexts
     # (`algebra.updates.add_context_moment`), [Σ d_ff, Σ d_ff]
     own: Moment
-    kept: Tensor  # keys of earlier edits, [Σ d_ff, p]
+    kept: Tensor  # keys of earlier edits, and those that are protected, [Σ d_ff, p]
     config: EditConfig  # all numbers; the method's own are `config.of(name, kind)`
     names: Moment | None = None  # weighted second moment of the keys of other names, [Σ d_ff, Σ d_ff]
 

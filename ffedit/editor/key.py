@@ -27,9 +27,11 @@ from ffedit.editor.config import EditConfig
 from ffedit.errors import EditError
 from ffedit.facts.fact import Fact
 from ffedit.facts.fact_token import FactToken
+from ffedit.facts.text import occurrences
 from ffedit.inference import replay
 from ffedit.inference.batching import TOKENS
 from ffedit.inference.contexts import Context, passes
+from ffedit.inference.generation import own_answers
 from ffedit.inference.names import MENTIONS, mention
 from ffedit.inference.own_text import contexts
 from ffedit.loading.distributed import ALONE, ProcessGroup
@@ -52,13 +54,15 @@ class PromptSet:
     jointly (one value for each would leave each about half, arXiv 2502.07322).
     """
 
-    # each fact's prompt, bare and after prefixes, with the new object as answer; the bare one comes first
+    # each fact's prompt and `also`, bare and after prefixes, with the new object as answer; the bare prompt comes first
     prompts: tuple[Encoded, ...]
     fact_of: tuple[int, ...]  # for each of `prompts`, index of the subject's fact that it states
     essence: tuple[Encoded, ...]  # essence prompts, whose distribution at the last position is to be preserved
     prefixes: tuple[str, ...]  # as sampled
     mentions: tuple[Encoded, ...] = ()  # texts that say nothing of the subject but its name
     mention_share: float = 0.0  # of their mean key in k*
+    # prompts whose answers are to stay: the distribution at each token of the answer, at the last position without one
+    keep: tuple[Encoded, ...] = ()
     sinks: int = 0  # number of texts left out because the subject is an attention sink in them
 
     def without(self, sinks: Collection[int]) -> PromptSet:
@@ -66,12 +70,16 @@ class PromptSet:
         stated = {fact for i, fact in enumerate(self.fact_of) if i not in sinks}
         sinks = [i for i in sinks if i >= len(self.prompts) or self.fact_of[i] in stated]
         prompts = [i for i in range(len(self.prompts)) if i not in sinks]
-        essence = [text for i, text in enumerate(self.essence, len(self.prompts)) if i not in sinks]
+        essence, keep = (
+            tuple(text for i, text in enumerate(texts, first) if i not in sinks)
+            for texts, first in ((self.essence, len(self.prompts)), (self.keep, len(self.prompts) + len(self.essence)))
+        )
         return replace(
             self,
             prompts=tuple(self.prompts[i] for i in prompts),
             fact_of=tuple(self.fact_of[i] for i in prompts),
-            essence=tuple(essence),
+            essence=essence,
+            keep=keep,
             sinks=len(sinks),
         )
 
@@ -88,15 +96,20 @@ class PromptSet:
 
     @property
     def texts(self) -> list[Encoded]:
-        """All prompts, then the essence prompts."""
-        return [*self.prompts, *self.essence]
+        """All prompts, then the essence prompts, then `keep`."""
+        return [*self.prompts, *self.essence, *self.keep]
 
 
 def build_prompts(editable: Editable, groups: Sequence[Sequence[Fact]], config: EditConfig) -> list[PromptSet]:
     """Build the prompt set of each subject's facts; FactError where one does not fit the tokenizer or the model."""
     numbers = config.prompts
     leads = contexts(editable, numbers.contexts, numbers.context_tokens, config.seed) if numbers.contexts else ()
-    return [_prompt_set(editable, facts, leads, config) for facts in groups]
+    held = iter(kept(editable, [fact for facts in groups for fact in facts], config.key.fact_token))
+    prompt_sets = []
+    for facts in groups:
+        keep = tuple(text for _ in facts for text in next(held) if text.subject is not None)
+        prompt_sets.append(replace(_prompt_set(editable, facts, leads, config), keep=keep))
+    return prompt_sets
 
 
 def _prompt_set(editable: Editable, facts: Sequence[Fact], leads: tuple[str, ...], config: EditConfig) -> PromptSet:
@@ -104,15 +117,16 @@ def _prompt_set(editable: Editable, facts: Sequence[Fact], leads: tuple[str, ...
     limit, subject = editable.max_tokens, facts[0].subject
     # The bare prompts come first, so that an error in a fact is raised on its own prompt.
     at = config.key.fact_token
-    bare = [replace(editable.encode(fact.text, fact.new_object, fact.span, limit), fact_token=at) for fact in facts]
+    stated = [(i, *statement) for i, fact in enumerate(facts) for statement in fact.statements]
+    bare = [replace(editable.encode(said, facts[i].new_object, span, limit), fact_token=at) for i, said, span in stated]
     prompts: list[Encoded] = []
     fact_of: list[int] = []
-    for i, fact in enumerate(facts):
-        prompts.append(bare[i])
+    for first, (i, said, (start, end)) in zip(bare, stated, strict=True):
+        prompts.append(first)
         for lead in leads:  # the prompt as a sentence of its own
             before = sentence(lead)
-            span = fact.span[0] + len(before), fact.span[1] + len(before)
-            text = replace(editable.encode(before + fact.text, fact.new_object, span), fact_token=at)
+            span = start + len(before), end + len(before)
+            text = replace(editable.encode(before + said, facts[i].new_object, span), fact_token=at)
             prompts += [text] if len(text.ids) <= limit else []
         fact_of += [i] * (len(prompts) - len(fact_of))
     forms = config.prompts.essence_prompts if config.value.kl_weight else ()
@@ -122,6 +136,27 @@ def _prompt_set(editable: Editable, facts: Sequence[Fact], leads: tuple[str, ...
     mentions = [mention(editable, subject, lead, at) for lead in MENTIONS] if share else []
     mentions = [text for text in mentions if len(text.ids) <= limit]
     return PromptSet(tuple(prompts), tuple(fact_of), tuple(essence), leads, tuple(mentions), share if mentions else 0.0)
+
+
+def kept(editable: Editable, facts: Sequence[Fact], fact_token: FactToken) -> list[list[Encoded]]:
+    """Encode the `keep` prompts of each fact with their answers: those given, or the model's own first word.
+
+    One has no subject where no δ is added in it: where it does not name the subject, or where δ is added at the last
+    token of other prompts. FactError where one is too long for the model.
+    """
+    texts = []
+    for fact in facts:
+        spans = [next(occurrences(probe.prompt, fact.subject), None) for probe in fact.keep_probes]
+        encoded = [
+            editable.encode(
+                probe.prompt, probe.target or "", None if fact_token == "last" else span, editable.max_tokens
+            )
+            for probe, span in zip(fact.keep_probes, spans, strict=True)
+        ]
+        texts.append([replace(text, fact_token=fact_token) for text in encoded])
+    unanswered = [text for own in texts for text in own if not text.target_ids]
+    answers = iter(own_answers(editable, unanswered) if unanswered else ())
+    return [[text if text.target_ids else next(answers) or text for text in own] for own in texts]
 
 
 def sentence(lead: str) -> str:

@@ -45,7 +45,7 @@ class Record:
     """Record of one run of a method, from which the `Edit` is built.
 
     `kept` holds, per layer, the keys [Σ d_ff, p] that the edits in `job.after` stored there, without those of subjects
-    that are edited now.
+    that are edited now, and those that are protected.
     """
 
     def __init__(self, method: str, job: Job) -> None:
@@ -55,6 +55,9 @@ class Record:
         self._updates: dict[Address, Update] = {}
         again = {fact.subject for fact in job.facts}
         self.kept = {ff.layer: _kept(ff, again, job.after) for ff in job.ff_layers}
+        if job.protected is not None:
+            protected = job.protected.keys(job.editable, job.ff_layers)
+            self.kept = {layer: torch.cat([keys, protected[layer].to(keys)], 1) for layer, keys in self.kept.items()}
         self._about: dict[str, Any] = {
             "method": method,
             "model": job.editable.name,
@@ -71,6 +74,7 @@ class Record:
             "config": job.config.to_dict(),
             "statistics": {str(m.address): _statistics(job.stats[m.address]) for m in memories if job.stats},
             **_names(job),
+            **({"protected": job.protected.to_dict()} if job.protected is not None else {}),
             "versions": versions(),
         }
 

@@ -121,6 +121,7 @@ def _unfinished(job: Job, prompt_sets: Sequence[PromptSet]) -> Path:
         job.config.value,
         job.config.key.mention_share,
         texts,
+        [len(prompt_set.keep) for prompt_set in prompt_sets],
         job.process_group,
     ]
     return cache.path("values", sha256(repr(about).encode()).hexdigest()[:24], ".safetensors")

@@ -4,14 +4,19 @@ v* = W k* + δ, where δ is added to the layer's output at the subject's last to
 the new object in every context (ROME, arXiv 2202.05262, eq. 4):
 
     L(δ) = − mean log P(o* | x, δ)  +  ρᵗ ( λ · mean KL(P(· | x') ‖ P(· | x', δ))  +  μ ‖δ‖² / u² )
+           + κ · mean KL(P(· | y) ‖ P(· | y, δ))
+
+x are the texts that state the fact, x' the essence prompts, and y the fact's `keep` prompts with their answers, at each
+token of which the divergence is summed.
 
 u is the unit of every length (`OutputMap.units`): a δ of this length moves the residual stream h by ‖h‖, while ‖W k*‖
 differs tenfold between the layers of one model; behind a norm, where only the direction of W k* + δ counts, it is
 ‖W k*‖. Steps follow the gradient: Adam at first moves every entry of δ by the same amount, which makes δ longer than
 necessary. The weights of the two penalties decay from step to step (ρ < 1), so that an easy fact ends with a small δ,
-and a hard one reaches its target once they are low. If the new object is more likely
-than not in every context from the start, δ is 0: an edit that is in the model already reaches a slightly lower
-probability in single contexts than its value did, and is not to be written again.
+and a hard one reaches its target once they are low; κ does not decay, since what the user asks to keep is no price, and
+a value is not done before each of y is held, its divergence at most `HELD` and its likeliest tokens what they were. If
+the new object is more likely than not in every context from the start, δ is 0: an edit that is in the model already
+reaches a slightly lower probability in single contexts than its value did, and is not to be written again.
 
 Many values are optimised together, each with its own loss and end, so that none depends on the others in its batch.
 
@@ -56,6 +61,8 @@ from ffedit.progress import Progress, silent
 AIM = 1.1
 # Target at step 0, in every context: the new object is likelier than all else together.
 SAID = 0.5
+# Largest divergence of a `keep` prompt that is held, nats: what is measured after the write is a little larger.
+HELD = 0.1
 # Smallest meaningful gradient norm, in nats per unit of δ: below it the gradient is rounding error, as where nothing
 # that is read depends on δ.
 FLAT = 1e-4
@@ -140,7 +147,8 @@ def _choose(
                 progress(stage, first * total + done * count, len(prompt_sets) * total)
 
             def choose(batch: Sequence[int], advance: Progress = advance) -> list[Value]:
-                objective = Objective(editable, ff, [prompt_sets[i] for i in batch], config.kl_weight)
+                prompted = [prompt_sets[i] for i in batch]
+                objective = Objective(editable, ff, prompted, config.kl_weight, config.keep_weight)
                 return _optimise(objective, current[list(batch)], units[list(batch)], config, advance)
 
             values += [value for chosen in split_on_oom(choose, members, refusal) for value in chosen]
@@ -182,11 +190,11 @@ def _optimise(
     losses: list[list[float]] = [[] for _ in range(n)]
     said: list[list[list[float]]] = [[] for _ in range(n)]
     going = torch.ones(n, dtype=torch.bool)
-    # Log-probability that the new object lacks in its least likely context, relative to the aim.
+    # Log-probability that the new object lacks in its least likely context, relative to the aim; and what is lost.
     aim, missing = log(AIM * min(config.target_probability, 1.0)), torch.zeros(n, dtype=dtype, device=device)
     for step in range(config.steps + 1):
         penalty = config.penalty_decay**step
-        loss, gradient, answered = objective.loss_and_gradient(z * unit, going, penalty)
+        loss, gradient, answered, lost = objective.loss_and_gradient(z * unit, going, penalty)
         loss += penalty * config.weight_decay * z.square().sum(1)
         gradient = unit * gradient + 2 * penalty * config.weight_decay * z
         for i in going.nonzero()[:, 0].tolist():
@@ -195,8 +203,9 @@ def _optimise(
             least, enough = min(map(min, said[i])), config.target_probability
             if step == 0 and enough <= 1:
                 enough = min(enough, SAID)
-            going[i] = not (exp(least) >= enough or losses[i][-1] < config.target_loss)
-            missing[i] = aim - least
+            reached = exp(least) >= enough or losses[i][-1] < config.target_loss
+            going[i] = not reached or bool(lost[i])
+            missing[i] = max(aim - least, 0.0) + lost[i]
         if step == config.steps or not going.any():
             break
         moved = z - step_of(gradient, missing[:, None])
@@ -248,7 +257,14 @@ def _adam_steps(config: ValueConfig, unit: Tensor) -> Callable[[Tensor, Tensor],
 class Objective:
     """Loss of `prompt_sets`, one for each of n values, at any δ that is added to the output of the layer `ff`."""
 
-    def __init__(self, editable: Editable, ff: FeedForward, prompt_sets: Sequence[PromptSet], kl_weight: float) -> None:
+    def __init__(
+        self,
+        editable: Editable,
+        ff: FeedForward,
+        prompt_sets: Sequence[PromptSet],
+        kl_weight: float,
+        keep_weight: float = 0.0,
+    ) -> None:
         self.editable, self.ff, self.n = editable, ff, len(prompt_sets)
         self._texts: list[Encoded] = []
         owners: list[int] = []
@@ -266,13 +282,20 @@ class Objective:
         ends = torch.tensor([len(text.ids) - bool(text.target_ids) for text in self._texts])
         self._count = ends - self._first
         self._facts = [prompt_set.facts for prompt_set in prompt_sets]
-        # Weights of each text's −log P(answer) and of its KL term: those of a fact's contexts sum to 1, those of a
-        # value's essence prompts to `kl_weight`.
-        essence = [kl_weight / max(1, len(prompt_set.essence)) for prompt_set in prompt_sets]
-        self._answers, self._kept = torch.zeros(len(owners)), torch.tensor([essence[owner] for owner in owners])
+        # Weights of each text's −log P(answer) and of its KL term, which decays for essence prompts and not for `keep`:
+        # those of a fact's contexts sum to 1, those of a value's essence prompts to `kl_weight`, of `keep` to
+        # `keep_weight`.
         contexts = Counter((owner, fact) for owner, fact, _ in self._prompts)
-        for owner, fact, row in self._prompts:
-            self._answers[row], self._kept[row] = 1 / contexts[owner, fact], 0
+        stating = {row: 1 / contexts[owner, fact] for owner, fact, row in self._prompts}
+        self._answers = torch.tensor([stating.get(row, 0.0) for row in range(len(owners))])
+        parts = [
+            [(0.0, 0.0)] * len(each.prompts)
+            + [(kl_weight / max(1, len(each.essence)), 0.0)] * len(each.essence)
+            + [(0.0, keep_weight / max(1, len(each.keep)))] * len(each.keep)
+            for each in prompt_sets
+        ]
+        self._decaying, self._lasting = torch.tensor([pair for part in parts for pair in part]).unbind(1)
+        self._preserved = [row for row in range(len(owners)) if row not in stating]
         self._record()
 
     def _record(self) -> None:
@@ -315,43 +338,49 @@ class Objective:
             for own, (_, first, _) in zip(where, spans, strict=True)
             if prefixes
         ]
-        preserved = [row for row, text in enumerate(self._texts) if not text.target_ids]
-        # Of each text whose distribution is preserved, its row of `_before`, the distribution, and `_entropy`, nats.
-        self._preserved = {row: i for i, row in enumerate(preserved)}
+        # Of each text whose distributions are preserved, where it is read, at the tokens before those of its answer or
+        # at its last one: (position from `_first`, row of `_before`, the distribution, and of `_entropy`, nats).
+        self._held: dict[int, list[tuple[int, int]]] = {}
+        rows: list[int] = []
+        for row in self._preserved:
+            positions = range(len(where[row]))[-max(1, len(self._texts[row].target_ids)) :]
+            self._held[row] = [(position, len(rows) + i) for i, position in enumerate(positions)]
+            rows += [where[row][position] for position in positions]
         self._before = final.new_zeros(0, vocabulary(editable))
-        if preserved:
-            last_states = final[[where[row][-1] for row in preserved]]
-            self._before = log_softmax(replay.logits_of(editable, last_states)).exp()
+        if rows:
+            self._before = log_softmax(replay.logits_of(editable, final[rows])).exp()
         self._entropy = -torch.xlogy(self._before, self._before).sum(-1)
 
     def loss_and_gradient(
         self, delta: Tensor, going: Tensor, penalty: float = 1.0
-    ) -> tuple[Tensor, Tensor, list[list[list[float]]]]:
+    ) -> tuple[Tensor, Tensor, list[list[list[float]]], Tensor]:
         """Compute L without its weight decay, and its gradient, at δ = `delta` [n, d_model].
 
         Args:
             delta: δ of each value, in the units of the layer's output.
             going: mask of the values to compute, [n]; the loss and gradient of the others are 0.
-            penalty: factor on the KL term.
+            penalty: factor on the KL term of essence prompts.
 
         Returns:
-            The loss, [n], nats; its gradient, [n, d_model]; and by value and fact, the log-probability of the new
-            object in each prompt, nats.
+            The loss, [n], nats; its gradient, [n, d_model]; by value and fact, the log-probability of the new object
+            in each prompt, nats; and of the loss, what is due to `keep` prompts whose answer is not held, [n], nats.
         """
-        answers, kept = self._answers.to(delta), penalty * self._kept.to(delta)
-        loss, gradient = delta.new_zeros(self.n), torch.zeros_like(delta)
+        answers, kept = self._answers.to(delta), penalty * self._decaying.to(delta) + self._lasting.to(delta)
+        loss, lost, gradient = delta.new_zeros(self.n), delta.new_zeros(self.n), torch.zeros_like(delta)
         answered = torch.zeros(len(self._texts), dtype=delta.dtype)
         for rows in self._batches(going[self._owner]):
             leaf = delta.detach().clone().requires_grad_()
-            said, moved = self._run(rows, leaf)
+            said, moved, not_held = self._run(rows, leaf)
             terms = kept[rows] * moved - answers[rows] * said
             gradient += torch.autograd.grad(terms.sum(), leaf)[0]
-            loss.index_add_(0, self._owner[rows].to(delta.device), terms.detach())
+            of = self._owner[rows].to(delta.device)
+            loss.index_add_(0, of, terms.detach())
+            lost.index_add_(0, of, self._lasting.to(delta)[rows] * moved.detach() * not_held)
             answered[rows] = said.detach().to(answered)
         by_fact: list[list[list[float]]] = [[[] for _ in range(count)] for count in self._facts]
         for owner, fact, row in self._prompts:
             by_fact[owner][fact].append(float(answered[row]))
-        return loss, gradient, by_fact
+        return loss, gradient, by_fact, lost
 
     def _batches(self, taking: Tensor) -> Iterator[Tensor]:
         """Yield the texts selected by `taking`, [texts], in batches that fit, with as little padding as can be.
@@ -371,10 +400,11 @@ class Objective:
                 # In the order of passes, whose keys and values are then taken together.
                 yield some[batch][self._pass[some[batch]].argsort(stable=True)]
 
-    def _run(self, rows: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
+    def _run(self, rows: Tensor, delta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Run the texts `rows` with δ in place.
 
-        Return the log-probability of each text's answer (0 without one) and the KL divergence summed along it, nats.
+        Return the log-probability of each text's answer, 0 where its distributions are preserved; the KL divergence
+        from these, summed along it, nats; and True where it is too large, or their likeliest token another than before.
         """
         editable, layer, texts = self.editable, self.ff.layer, rows.tolist()
         width, at = int(self._count[rows].max()), (self._at - self._first)[rows]
@@ -385,12 +415,16 @@ class Objective:
             [
                 (i, self._texts[row].answer - 1 - int(self._first[row]) + j, token)
                 for i, row in enumerate(texts)
+                if row not in self._held
                 for j, token in enumerate(self._texts[row].target_ids)
             ],
             dtype=torch.long,
         ).reshape(-1, 3)
-        kept = [(i, int(self._count[row]) - 1) for i, row in enumerate(texts) if row in self._preserved]
-        reads = torch.cat([said[:, :2], torch.tensor(kept, dtype=torch.long).reshape(-1, 2)])
+        kept = torch.tensor(
+            [(i, position, before) for i, row in enumerate(texts) for position, before in self._held.get(row, ())],
+            dtype=torch.long,
+        ).reshape(-1, 3)
+        reads = torch.cat([said[:, :2], kept[:, :2]])
         # If δ is added to the last layer itself, that layer must run at all positions.
         last = layer + 1 == len(editable.layers)
         with (
@@ -403,11 +437,15 @@ class Objective:
         log_probs = log_softmax(logits)
         of_answers, of_kept = log_probs.split([len(said), len(kept)])
         answers = of_answers.gather(-1, said[:, 2:].to(log_probs.device))[:, 0]
-        which = [self._preserved[texts[i]] for i, _ in kept]
+        which = kept[:, 2].to(self._before.device)
         divergence = -self._entropy[which] - (self._before[which] * of_kept).sum(-1)
         of = reads[:, 0].to(log_probs.device)
         zero = log_probs.new_zeros(len(texts))
-        return zero.index_add(0, of[: len(said)], answers), zero.index_add(0, of[len(said) :], divergence)
+        other = (of_kept.argmax(-1) != self._before[which].argmax(-1)).to(zero)
+        of_said, of_held = of.split([len(said), len(kept)])
+        moved = zero.index_add(0, of_held, divergence)
+        lost = (zero.index_add(0, of_held, other) > 0) | (moved > HELD)
+        return zero.index_add(0, of_said, answers), moved, lost
 
 
 def size(editable: Editable, ff: FeedForward, prompt_set: PromptSet) -> int:
@@ -417,7 +455,8 @@ def size(editable: Editable, ff: FeedForward, prompt_set: PromptSet) -> int:
     shared = keys / queries if keys and queries else 1  # grouped queries share keys and values
     tokens = sum(len(text.ids) for text in prompt_set.texts)
     layers = len(editable.layers) - ff.layer
-    return int(2 * tokens * layers * ff.shape[0] * shared) + len(prompt_set.essence) * vocabulary(editable)
+    held = len(prompt_set.essence) + sum(max(1, len(text.target_ids)) for text in prompt_set.keep)
+    return int(2 * tokens * layers * ff.shape[0] * shared) + held * vocabulary(editable)
 
 
 def vocabulary(editable: Editable) -> int:

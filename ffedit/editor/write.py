@@ -13,6 +13,7 @@ from ffedit.editor.job import Job
 from ffedit.editor.key import build_prompts
 from ffedit.editor.methods import check_method, preset
 from ffedit.editor.name_keys import NameMoment, name_moments
+from ffedit.editor.protect import protected_texts
 from ffedit.editor.solve import solve
 from ffedit.editor.statistics import moments_for
 from ffedit.editor.target_layers import find_ff_layers, routing
@@ -52,6 +53,7 @@ def write(
     memories = [memory for ff in ff_layers for memory in ff.memories]
     check_after(editable, after)
     check_quantised(editable, chosen, ff_layers)
+    protected = protected_texts(editable, facts, config.key) if chosen.statistics else None
     moments: Mapping[Address, KeyMoments] = {}
     names: Mapping[int, NameMoment] = {}
     if chosen.statistics:
@@ -62,7 +64,7 @@ def write(
         "d_ff² float64 numbers are needed; write fewer facts or layers, or use another --device"
     )
     with refuse_out_of_memory(refusal):
-        job = Job(editable, facts, ff_layers, config, moments, after, progress, process_group, names)
+        job = Job(editable, facts, ff_layers, config, moments, after, progress, process_group, names, protected)
         edit = solve(chosen, job) if chosen.compute is None else chosen.compute(job)
         if prompt_sets:
             edit = edit.noted(routing=routing(job, edit, prompt_sets))

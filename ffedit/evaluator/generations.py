@@ -61,6 +61,12 @@ def requests(q: Questions, kinds: Collection[str]) -> Iterator[GenerationRequest
     for kind in ("paraphrases", "neighbors", "same_subject", "with_edit"):
         for pair in getattr(q, kind) if kind in kinds else ():
             yield new_object(pair, least=TEXT_TOKENS) if kind == "paraphrases" else true_object(pair)
+    if "also" in kinds:
+        yield from map(new_object, q.also)
+    if "keep" in kinds:
+        for prompt in q.keep:
+            own = GenerationRequest(prompt.text, size := len(prompt.text.target_ids), least=size)
+            yield _whole(prompt.text, *prompt.aliases) if prompt.named else own
     if "portability" in kinds:
         yield from (_whole(prompt.text, *prompt.aliases) for prompt in q.portability)
     if "locality" in kinds:

@@ -59,13 +59,15 @@ class Questions:
     with_edit: tuple[Pair, ...]
     portability: tuple[Prompt, ...]
     locality: tuple[Prompt, ...]
+    keep: tuple[Prompt, ...]
+    also: tuple[Pair, ...]
     generation: tuple[Encoded, ...]
     left_out: Mapping[str, int]
 
     @property
     def pairs(self) -> tuple[Pair, ...]:
         """All prompts with two objects."""
-        return (self.own, *self.paraphrases, *self.neighbors, *self.same_subject, *self.with_edit)
+        return (self.own, *self.paraphrases, *self.also, *self.neighbors, *self.same_subject, *self.with_edit)
 
     @property
     def stay(self) -> tuple[Prompt, ...]:
@@ -77,19 +79,21 @@ class Questions:
     def by_score(self) -> Iterator[tuple[str, str, Encoded]]:
         """All prompts beside the fact's own: a score, a prompt that it is measured on, and this with its true answer.
 
-        For paraphrase, the answer is the new object.
+        For paraphrase and also, the answer is the new object.
         """
         yield from (("paraphrase", pair.prompt, pair.new) for pair in self.paraphrases)
         yield from (("specificity", pair.prompt, pair.true) for pair in self.neighbors)
         yield from (("same_subject", pair.prompt, pair.true) for pair in self.same_subject)
         yield from (("portability", asked.prompt, asked.text) for asked in self.portability)
         yield from (("locality", asked.prompt, asked.text) for asked in self.locality)
+        yield from (("keep", asked.prompt, asked.text) for asked in self.keep)
+        yield from (("also", pair.prompt, pair.new) for pair in self.also)
 
     @property
     def texts(self) -> tuple[Encoded, ...]:
         """All prompts with answers."""
         both = [text for pair in self.pairs for text in (pair.new, pair.true)]
-        return (*both, *(prompt.text for prompt in (*self.portability, *self.locality)))
+        return (*both, *(prompt.text for prompt in (*self.portability, *self.locality, *self.keep)))
 
 
 def questions(editable: Editable, facts: Sequence[Fact], batch: Sequence[Fact], full: bool = False) -> list[Questions]:
@@ -116,7 +120,7 @@ def _own_answers(editable: Editable, facts: Sequence[Fact], edited: Edited) -> d
     for fact in facts:
         if fact.previous is None:
             prompts[fact.text] = editable.encode(fact.text, span=fact.span, max_tokens=limit)
-        for probe in (*fact.same_subject_probes, *fact.locality_probes):
+        for probe in (*fact.same_subject_probes, *fact.locality_probes, *fact.keep_probes):
             if probe.target is None and not edited.states(probe.prompt):
                 prompts.setdefault(probe.prompt, editable.encode(probe.prompt, max_tokens=limit))
     said = zip(prompts, generation.own_answers(editable, list(prompts.values())), strict=True)
@@ -171,6 +175,7 @@ def _questions(editable: Editable, fact: Fact, edited: Edited, own: dict[str, En
     others = unchanged("specificity", others, lambda probe: edited.asks_neighbor(probe, fact.relation))
     same_subject = unchanged("same_subject", fact.same_subject_probes, lambda p: edited.asks_same_subject(p, fact))
     locality = unchanged("locality", fact.locality_probes, lambda probe: edited.asks_neighbor(probe, None))
+    keep = unchanged("keep", fact.keep_probes, lambda probe: edited.states(probe.prompt))
     follows = [probe for probe in fact.portability_probes if all(map(edited.states, probe.needs))]
     prompt = stated(fact.text, fact.previous is not None)
     paraphrases = tuple(stated(wording) for wording in fact.paraphrase_texts)
@@ -191,6 +196,8 @@ def _questions(editable: Editable, fact: Fact, edited: Edited, own: dict[str, En
         with_edit=with_edit,
         portability=tuple(map(question, follows)),
         locality=tuple(map(question, locality)),
+        keep=tuple(map(question, keep)),
+        also=tuple(stated(wording) for wording, _ in fact.statements[1:]),
         generation=tuple(text(begun, "") for begun in fact.generation_texts) if full else (),
         left_out=+left_out,
     )
@@ -216,12 +223,12 @@ class Edited:
         self._of_relation: defaultdict[str | None, list[Fact]] = defaultdict(list)
         self._of_object: defaultdict[str | None, list[Fact]] = defaultdict(list)
         for fact in facts:
-            self._texts |= {text.strip() for text in (fact.text, *fact.paraphrase_texts)}
+            self._texts |= {text.strip() for text in (*(said for said, _ in fact.statements), *fact.paraphrase_texts)}
             self._of_relation[fact.relation].append(fact)
             self._of_object[fact.previous].append(fact)
 
     def states(self, prompt: str) -> bool:
-        """Return whether an edited fact has `prompt` as its prompt or as a paraphrase."""
+        """Return whether an edited fact has `prompt` as its prompt, as a paraphrase or in `also`."""
         return prompt.strip() in self._texts
 
     def asks_neighbor(self, probe: Probe, relation: str | None) -> bool:

@@ -15,7 +15,7 @@ from ffedit.facts.text import counted
 # Those of the headline.
 NAMES = (
     *("efficacy", "paraphrase", "specificity", "same_subject", "portability", "score", "generation"),
-    *("degenerate", "greedy_entropy", "drift"),
+    *("keep", "also", "degenerate", "greedy_entropy", "drift"),
 )
 SAMPLED = "outside the sample whose distributions are kept"
 # The items that a score is measured on.
@@ -26,6 +26,7 @@ MEASURED_ON = {
     "same_subject": "same-subject prompt",
     "portability": "question",
     "locality": "unrelated question",
+    "keep": "keep prompt",
     "neighbor_with_edit": "neighbor",
     "divergence": "neighbor",
 }

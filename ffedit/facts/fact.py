@@ -4,7 +4,8 @@ An edit is specified in the field's usual terms (Meng et al. 2022, ROME, arXiv 2
 a *subject* is to be continued by a new object (`target`) in place of the old one (`previous`). The edit is
 measured on paraphrases of the same fact (`paraphrases`), on what follows from it (`portability`),
 on other subjects of the same relation (`neighbors`: specificity), on the other facts of the same subject
-(`same_subject`: retention) and on unrelated questions (`locality`).
+(`same_subject`: retention) and on unrelated questions (`locality`). Two kinds of prompts take part in the edit instead,
+and are scored apart: wordings that must say it, too (`also`), and prompts whose answers must not change (`keep`).
 
 The subject is located by characters, not by tokens, so that a tokenizer encodes the prompt once and as a whole.
 """
@@ -41,7 +42,7 @@ class Probe:
     """Prompt with the answer that it should have after the edit; except in `portability`, the answer it had before.
 
     `target` is that answer, the true object. None means, among `neighbors`, the fact's `previous` object (as
-    CounterFact publishes them), and among `same_subject` and `locality`, whatever the model said before the
+    CounterFact publishes them), and among `same_subject`, `locality` and `keep`, whatever the model said before the
     edit. `kind` is the data set's name for what the probe tests ("Reasoning", "Relation_Specificity").
     `aliases` are other names of the target, or other answers that the data set accepts as well: a metric that reads
     the model's free answer accepts any of them. `needs` are prompts of other facts that must be edited together with
@@ -99,6 +100,8 @@ class Fact(Displayed):
     - `portability`: probes whose new answer follows from the edit; each gives it (KnowEdit, MQuAKE).
     - `references`: texts about subjects that have the new object, to compare free text with (CounterFact).
     - `relation`, `case_id`: names from the data set, for reports only.
+    - `keep`: probes whose answers the edit must not change; `also`: further wordings, each with `{}` or the subject in
+      it, that must have the new object. The edit is optimised on both, so none of their prompts may measure it.
 
     White space around subject, target and previous is dropped; prompts stay as they are. The tokenizer decides how
     a prompt and its target are joined. Raises FactError, one line, for values that cannot be used.
@@ -119,6 +122,8 @@ class Fact(Displayed):
     references: tuple[str, ...] = ()
     locality: tuple[Probe, ...] = ()
     target_aliases: tuple[str, ...] = ()
+    keep: tuple[Probe, ...] = ()
+    also: tuple[str, ...] = ()
 
     def __init__(
         self,
@@ -137,6 +142,8 @@ class Fact(Displayed):
         references: Iterable[str] = (),
         locality: Iterable[ProbeLike] = (),
         target_aliases: Iterable[str] = (),
+        keep: Iterable[ProbeLike] = (),
+        also: Iterable[str] = (),
     ) -> None:
         target = _optional_text("target", target)
         values = {
@@ -155,6 +162,8 @@ class Fact(Displayed):
             "references": _texts("a text", "references", references),
             "locality": _probes("locality", locality),
             "target_aliases": _aliases("target_aliases", target_aliases, target),
+            "keep": _probes("keep", keep),
+            "also": _texts("a prompt", "also", also),
         }
         vars(self).update(values)
         if type(self.occurrence) is not int:
@@ -165,7 +174,30 @@ class Fact(Displayed):
             raise FactError(f"target and previous are both {show(self.target)}; expected a new object")
         if unanswered := [probe.prompt for probe in self.portability if probe.target is None]:
             raise FactError(f"portability {show(unanswered[0])} has no target; give the answer that follows")
-        _ = self.span
+        _ = self.statements
+        self._check_apart()
+
+    def _check_apart(self) -> None:
+        """Raise FactError for a prompt of `keep` or `also` that the fact uses elsewhere, to change or to measure it."""
+        if not (self.keep or self.also):
+            return
+        also = dict.fromkeys((text for text, _ in self.statements[1:]), "also")
+        changing = {self.text: "prompt"} | dict.fromkeys(self.paraphrase_texts, "paraphrases")
+        changing |= {probe.prompt: "portability" for probe in self.portability_probes}
+        staying = {probe.prompt: "neighbors" for probe in self.neighbor_probes}
+        staying |= {probe.prompt: "same_subject" for probe in self.same_subject_probes}
+        staying |= {probe.prompt: "locality" for probe in self.locality_probes}
+        measured, change = "and what is optimised measures nothing", "whose answer is to change"
+        self._check_none("also", also, changing | staying, measured)
+        kept = [probe.prompt for probe in self.keep_probes]
+        self._check_none("keep", kept, changing | also, change)
+        self._check_none("keep", kept, staying, measured)
+
+    def _check_none(self, field: str, texts: Iterable[str], others: Mapping[str, str], why: str) -> None:
+        known = {_normalised(text): other for text, other in others.items()}
+        for text in texts:
+            if (other := known.get(_normalised(text))) is not None:
+                raise FactError(f"{field} {show(text)} stands in {other}, too, {why}; leave one of them out")
 
     def __repr__(self) -> str:
         shown = [f"Fact({self.subject!r}, {self.prompt!r}"]
@@ -181,25 +213,13 @@ class Fact(Displayed):
     @property
     def span(self) -> tuple[int, int]:
         """Character offsets (start, end) of the subject in `text`."""
-        if self.prompt.count(SLOT) == 1 and not self.occurrence:
-            start = self.prompt.index(SLOT)
-            return start, start + len(self.subject)
-        prompt, subject, slots = show(self.prompt), show(self.subject), self.prompt.count(SLOT)
-        if slots > 1:
-            raise FactError(f"prompt {prompt} has {slots} slots {{}}; expected one: write the others out")
-        if slots == 1:
-            raise FactError(f"prompt {prompt} marks the subject with {{}}; leave occurrence out")
-        spans = list(occurrences(self.prompt, self.subject))
-        if not spans:
-            inside = self.subject in self.prompt
-            why = "holds the subject {} only inside another word" if inside else "has neither {{}} nor the subject {}"
-            raise FactError(f"prompt {prompt} {why.format(subject)}; put {{}} where the subject stands")
-        if not 0 <= self.occurrence < len(spans):
-            raise FactError(
-                f"occurrence {self.occurrence} of {subject} asked for, but prompt {prompt} has {len(spans)}; "
-                f"expected 0 to {len(spans) - 1}"
-            )
-        return spans[self.occurrence]
+        return _span("prompt", self.prompt, self.subject, self.occurrence)
+
+    @property
+    def statements(self) -> tuple[tuple[str, tuple[int, int]], ...]:
+        """Texts that the target is to follow, prompt and `also`, each with the character offsets of its subject."""
+        also = ((fill(text, self.subject), _span("also", text, self.subject)) for text in self.also)
+        return (self.text, self.span), *also
 
     @property
     def new_object(self) -> str:
@@ -238,6 +258,11 @@ class Fact(Displayed):
         """Probes unrelated to the fact, with the subject in their slot if they have one."""
         return tuple(p.filled(self.subject) for p in self.locality)
 
+    @property
+    def keep_probes(self) -> tuple[Probe, ...]:
+        """Probes whose answers must not change, with the subject in their slot if they have one."""
+        return tuple(p.filled(self.subject) for p in self.keep)
+
     def to_dict(self) -> dict[str, Any]:
         """Return the fact in ffedit's own form, ready for JSON, without its empty fields."""
         values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
@@ -254,6 +279,29 @@ class Fact(Displayed):
         return cls(**record)
 
 
+def _span(field: str, prompt: str, subject: str, occurrence: int = 0) -> tuple[int, int]:
+    """Return the character offsets (start, end) of `subject` in the filled `prompt`; FactError where it has none."""
+    if prompt.count(SLOT) == 1 and not occurrence:
+        start = prompt.index(SLOT)
+        return start, start + len(subject)
+    shown, name, slots = show(prompt), show(subject), prompt.count(SLOT)
+    if slots > 1:
+        raise FactError(f"{field} {shown} has {slots} slots {{}}; expected one: write the others out")
+    if slots == 1:
+        raise FactError(f"{field} {shown} marks the subject with {{}}; leave occurrence out")
+    spans = list(occurrences(prompt, subject))
+    if not spans:
+        inside = subject in prompt
+        why = "holds the subject {} only inside another word" if inside else "has neither {{}} nor the subject {}"
+        raise FactError(f"{field} {shown} {why.format(name)}; put {{}} where the subject stands")
+    if not 0 <= occurrence < len(spans):
+        raise FactError(
+            f"occurrence {occurrence} of {name} asked for, but {field} {shown} has {len(spans)}; "
+            f"expected 0 to {len(spans) - 1}"
+        )
+    return spans[occurrence]
+
+
 FactLike: TypeAlias = "Fact | Mapping[str, Any]"
 
 
@@ -264,6 +312,11 @@ def as_facts(facts: FactLike | Iterable[FactLike]) -> list[Fact]:
     for fact in listed:
         FactError.unless(fact, (Fact, Mapping), expected)
     return [fact if isinstance(fact, Fact) else Fact.from_dict(fact) for fact in listed]
+
+
+def as_protected(field: str, entries: Iterable[str]) -> tuple[str, ...]:
+    """Read names and texts that edits must not touch, each once; FactError for anything else."""
+    return tuple(dict.fromkeys(text.strip() for text in _texts("a name or text", field, entries)))
 
 
 def show(value: object) -> str:
@@ -280,6 +333,10 @@ def check_facts(facts: Sequence[Fact]) -> None:
         raise EditError(
             f"{first.text!r} is to become {first.new_object!r} and {second.new_object!r}; keep one of the two facts"
         )
+    stated = {_normalised(text): fact for fact in facts for text, _ in fact.statements}
+    for probe in (probe for fact in facts for probe in fact.keep_probes):
+        if (fact := stated.get(_normalised(probe.prompt))) is not None:
+            raise EditError(f"{probe.prompt!r} is to be kept, and to become {fact.new_object!r}; leave one of them out")
 
 
 def conflicts(facts: Iterable[Fact]) -> list[tuple[Fact, Fact]]:
@@ -290,7 +347,7 @@ def conflicts(facts: Iterable[Fact]) -> list[tuple[Fact, Fact]]:
 
 
 def same_question(facts: Iterable[Fact]) -> list[tuple[int, int]]:
-    """Return positions (i, j), i < j, of facts to be written about one subject with one prompt, or of one relation.
+    """Return positions (i, j), i < j, of facts to be written about one subject with one statement, or relation.
 
     Upper and lower case and white space make no difference. Each fact is paired with the first that asks the same.
     """
@@ -299,9 +356,10 @@ def same_question(facts: Iterable[Fact]) -> list[tuple[int, int]]:
     for j, fact in enumerate(facts):
         if fact.target is None:
             continue
-        questions = [("prompt", _normalised(fact.text), _normalised(fact.subject))]
+        subject = _normalised(fact.subject)
+        questions = [("prompt", _normalised(text), subject) for text, _ in fact.statements]
         if fact.relation is not None:
-            questions.append(("relation", fact.relation, _normalised(fact.subject)))
+            questions.append(("relation", fact.relation, subject))
         i = min(first.setdefault(question, j) for question in questions)
         if i < j:
             pairs.append((i, j))

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from ffedit.errors import FactError, brief
-from ffedit.facts.fact import Fact, show
+from ffedit.facts.fact import Fact, as_protected, show
 from ffedit.facts.formats import parse
 
 # Number of unusable records that are listed one by one.
@@ -156,6 +156,20 @@ def load_records(path: str | os.PathLike[str], stdin: IO[Any] | None = None) -> 
     if not records:
         raise FactError(f"{name} holds no facts; expected a JSON object, a list, or JSON lines")
     return records
+
+
+def read_protected(path: Path) -> tuple[str, ...]:
+    """Read names and texts that an edit must not touch: one a line, or a JSON list. FactError where there are none."""
+    expected = "expected names and texts, one a line or as a JSON list"
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+        lines = [line for line in text.split("\n") if line.strip()]
+        entries = json.loads(text) if text.lstrip().startswith("[") else lines
+    except (OSError, ValueError, RecursionError) as error:
+        raise FactError(f"{path} cannot be read ({brief(error)}); {expected}") from None
+    if not entries:
+        raise FactError(f"{path} holds nothing to protect; {expected}")
+    return as_protected(str(path), entries)
 
 
 def _merge_repeats(facts: Iterable[tuple[int, Fact]], left_out: list[tuple[int, str]]) -> list[tuple[int, Fact]]:

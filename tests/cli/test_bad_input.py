@@ -115,6 +115,39 @@ def test_probes_that_do_not_fit_are_found_before_the_work(
     assert "the model takes 64" in apply("facts.json", loads=True)
 
 
+@pytest.mark.parametrize(
+    ("content", "words", "told", "loads"),
+    [
+        (None, [], "names.txt cannot be read", False),
+        ("", [], "names.txt holds nothing to protect; expected names and texts, one a line", False),
+        ("[1]", [], "a name or text in names.txt must be text, found 1", False),
+        ("old tower", ["--method", "ft"], "ft changes what every text reads and protects nothing; take memit", False),
+        ("the city of " * 30, [], "the model takes 64", True),
+    ],
+)
+def test_what_cannot_be_protected(
+    apply: Refuses, here: Path, content: str | None, words: list[str], told: str, loads: bool
+) -> None:
+    if content is not None:
+        (here / "names.txt").write_text(content)
+    assert told in apply("fact.json", "--protect", "names.txt", *words, loads=loads)
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        (
+            {"keep": [FACT["prompt"]]},
+            "keep 'the Eiffel tower is located in' stands in prompt, too, whose answer is to ch",
+        ),
+        ({"also": ["it stands in"]}, "also 'it stands in' has neither {} nor the subject 'Eiffel tower'"),
+    ],
+)
+def test_what_a_fact_cannot_keep_or_say(apply: Refuses, here: Path, changes: dict[str, Any], told: str) -> None:
+    (here / "facts.json").write_text(fact(**changes))
+    assert told in apply("facts.json", loads=False)
+
+
 def test_a_target_that_comes_to_no_token(refuses: Refuses, here: Path) -> None:
     editable = zoo.trained("gpt2", True)
     editable.tokenizer.backend_tokenizer.normalizer = normalizers.Replace("~", "")

@@ -193,7 +193,7 @@ def test_the_penalty_is_a_factor_on_what_the_essence_costs_and_those_that_are_do
     free, half, whole = (one.loss_and_gradient(delta, both, penalty)[0] for penalty in (0.0, 0.5, 1.0))
     assert bool((whole > free + 1e-3).all())
     torch.testing.assert_close(half - free, (whole - free) / 2, rtol=1e-9, atol=0)
-    loss, gradient, _ = one.loss_and_gradient(delta, torch.tensor([False, True]))
+    loss, gradient, *_ = one.loss_and_gradient(delta, torch.tensor([False, True]))
     assert not gradient[0].any() and loss[0] == 0
     torch.testing.assert_close(loss[1], whole[1])
 

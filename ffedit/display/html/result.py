@@ -22,7 +22,9 @@ ASKED = {
     "same_subject": "Other facts of the subject: the answer should stay",
     "specificity": "Other subjects: the answer should stay",
     "locality": "Unrelated questions: the answer should stay",
+    "keep": "What the edit was to keep: the answer should stay",
     "paraphrase": "The fact in other words: the answer should be the new one",
+    "also": "Wordings that the edit was made on, too: the answer should be the new one",
     "portability": "What follows from the fact: the answer should be the new one",
 }
 MOST_MOVED = 20

@@ -68,7 +68,12 @@ class Method:
             raise EditError(f"method {self.name!r}: solve is given the second moments of keys; statistics was expected")
 
     def complete(self, config: EditConfig) -> EditConfig:
-        """Return `config` with the numbers that this method uses: its own, by default or as set, and no other's."""
+        """Return `config` with the numbers that this method uses: its own, by default or as set, and no other's.
+
+        Raises EditError where names and texts are to be protected and the method has no keys to do it by.
+        """
+        if config.key.protect and not self.statistics:
+            raise EditError(f"{self.name} changes what every text reads and protects nothing; take memit, or another")
         own = {} if self.numbers is None else {self.name: config.of(self.name, self.numbers)}
         key = config.key if self.names and self.statistics else replace(config.key, names_weight=0.0)
         return replace(config, key=key, methods=own)
