@@ -71,13 +71,23 @@ def main() -> None:
 @main.command()
 @click.option("--models", type=click.Path(exists=True, path_type=Path), required=True, help="Folder of gguf/NAME.gguf.")
 @click.option("--model", "chosen", multiple=True, type=click.Choice(list(MODELS)), help="Only these.")
+@click.option("--layer", "layers", type=int, multiple=True, help="Only these, of one model.")
+@click.option("--limit", type=int, help="Another number of facts than the model's own.")
 @click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="Another number of the edits.")
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="Folder of the results.")
-def run(models: Path, chosen: tuple[str, ...], settings: tuple[str, ...], out: Path) -> None:
+def run(
+    models: Path,
+    chosen: tuple[str, ...],
+    layers: tuple[int, ...],
+    limit: int | None,
+    settings: tuple[str, ...],
+    out: Path,
+) -> None:
     """Trace, map and edit."""
     config = configured(settings)
     for name in chosen or tuple(MODELS):
         model = MODELS[name]
+        model = replace(model, layers=layers or model.layers, limit=limit or model.limit)
         editable = ffedit.load(models / "gguf" / f"{name}.gguf")
         about = {"model": name, "layers": model.layers, "samples": SAMPLES, "config": config.to_dict()}
         journal, stats = Journal(out / f"{name}.jsonl", about), ffedit.stats(editable, model.layers)
