@@ -7,7 +7,8 @@ read in them alone reaches less where other words stand there; so a share of k* 
 the subject. The same vector is used wherever the algebra needs a key.
 
 Without a BOS, the first token of a text may be an attention sink, whose key carries nothing of the subject: a change
-there would affect every text. Texts that begin with a subject of one token are therefore left out (`without_sinks`).
+there would affect every text. In a text that begins with a subject of one token the first layers' attention has brought
+the name to the token behind it, and the key is read there (`without_sinks`).
 """
 
 from __future__ import annotations
@@ -64,11 +65,19 @@ class PromptSet:
     # prompts whose answers are to stay: the distribution at each token of the answer, at the last position without one
     keep: tuple[Encoded, ...] = ()
     sinks: int = 0  # number of texts left out because the subject is an attention sink in them
+    behind: int = 0  # number of prompts read at the token behind the subject for that reason
 
     def without(self, sinks: Collection[int]) -> PromptSet:
-        """Leave out the texts `sinks`, by their index in `texts`; a fact that no other prompt states keeps its own."""
-        stated = {fact for i, fact in enumerate(self.fact_of) if i not in sinks}
-        sinks = [i for i in sinks if i >= len(self.prompts) or self.fact_of[i] in stated]
+        """Read the prompts among the texts `sinks`, by their index in `texts`, behind their subject.
+
+        Where the answer stands there, and of other texts, they are left out; a fact that no other prompt states keeps
+        its own.
+        """
+        behind = {
+            i: text for i in sinks if i < len(self.prompts) and (text := read_behind(self.prompts[i])) is not None
+        }
+        stated = {fact for i, fact in enumerate(self.fact_of) if i not in sinks or i in behind}
+        sinks = [i for i in sinks if i not in behind and (i >= len(self.prompts) or self.fact_of[i] in stated)]
         prompts = [i for i in range(len(self.prompts)) if i not in sinks]
         essence, keep = (
             tuple(text for i, text in enumerate(texts, first) if i not in sinks)
@@ -76,11 +85,12 @@ class PromptSet:
         )
         return replace(
             self,
-            prompts=tuple(self.prompts[i] for i in prompts),
+            prompts=tuple(behind.get(i, self.prompts[i]) for i in prompts),
             fact_of=tuple(self.fact_of[i] for i in prompts),
             essence=essence,
             keep=keep,
             sinks=len(sinks),
+            behind=len(behind),
         )
 
     @property
@@ -98,6 +108,14 @@ class PromptSet:
     def texts(self) -> list[Encoded]:
         """All prompts, then the essence prompts, then `keep`."""
         return [*self.prompts, *self.essence, *self.keep]
+
+
+def read_behind(text: Encoded) -> Encoded | None:
+    """Return `text` with the token behind its subject as its site; None where there is none, or another is asked."""
+    assert text.subject is not None
+    start, end = text.subject
+    longer = replace(text, subject=(start, end + 1))
+    return longer if end < text.answer and longer.site == end else None
 
 
 def build_prompts(editable: Editable, groups: Sequence[Sequence[Fact]], config: EditConfig) -> list[PromptSet]:
@@ -221,7 +239,10 @@ def _mean(rows: Tensor, shares: Tensor) -> Tensor:
 
 
 def without_sinks(editable: Editable, ff: FeedForward, prompt_sets: Sequence[PromptSet]) -> list[PromptSet]:
-    """Leave out the texts in which the subject's key is that of an attention sink, if other prompts remain."""
+    """Keep texts in which the subject's key is that of an attention sink out of it (`PromptSet.without`).
+
+    A sink is told by the subject's keys in other texts; where there are none, nothing is done.
+    """
     kept = list(prompt_sets)
     first = [torch.tensor([text.site == 0 for text in prompt_set.texts]) for prompt_set in kept]
     doubtful = [i for i, at in enumerate(first) if at.any() and not at[: len(kept[i].prompts)].all()]

@@ -156,6 +156,7 @@ def how_solved(
             "delta_norm": float(value.delta.norm()),
             "contexts": list(prompt_set.prefixes),
             "sinks": prompt_set.sinks,
+            "behind": prompt_set.behind,
         }
         for facts, prompt_set, value in zip(groups, prompt_sets, values, strict=True)
     ]

@@ -28,7 +28,7 @@ from torch import Tensor
 from ffedit.algebra.linalg import double
 from ffedit.algebra.low_rank import LowRank
 from ffedit.editor.edit import Edit, check_edit
-from ffedit.editor.key import read_at
+from ffedit.editor.key import read_at, read_behind
 from ffedit.errors import EditError, FactError
 from ffedit.evaluator.generations import (
     SAID_TOKENS,
@@ -161,6 +161,7 @@ class Parts:
     deltas: Tensor  # δ_i = Δ k*_i, [d_model, n], float64
     rows: Tensor  # u_iᵀ, [n, d_ff], float64
     token: FactToken  # the token at which keys were read
+    behind: frozenset[str]  # subjects that are attention sinks where they begin a text, and are written behind it there
 
     def index(self, subject: str) -> int:
         """Return the number of the subject; FactError where it has no key, or several."""
@@ -185,14 +186,13 @@ def take_apart(editable: Editable, edit: Edit) -> Parts:
         raise EditError("the edit was not solved for keys (fine-tuned, or the difference of two checkpoints)")
     if len(subjects) != K.shape[1]:
         raise EditError("the edit does not say whose its keys are")
-    tokens: set[FactToken] = {
-        part.get("config", {}).get("key", {}).get("fact_token", "subject_last")
-        for part in edit.provenance.get("parts", [edit.provenance])
-    }
+    parts = edit.provenance.get("parts", [edit.provenance])
+    tokens: set[FactToken] = {part.get("config", {}).get("key", {}).get("fact_token", "subject_last") for part in parts}
     if len(tokens) > 1:
         raise EditError("the edit is a sum of edits that write at different tokens")
     left, right = double(update.left), double(update.right)
-    return Parts(ff, subjects, left @ (right @ K), torch.linalg.pinv(right @ K) @ right, tokens.pop())
+    behind = frozenset(solved["subject"] for part in parts for solved in part.get("solved", ()) if solved.get("behind"))
+    return Parts(ff, subjects, left @ (right @ K), torch.linalg.pinv(right @ K) @ right, tokens.pop(), behind)
 
 
 # Its prompts --------------------------------------------------------------------------------------
@@ -273,7 +273,8 @@ def _with_subject(editable: Editable, parts: Parts, fact: Fact, case: _Case) -> 
     if span is None:
         raise FactError(f"{quoted(fact.subject)} does not occur in it")
     found = editable.encode(case.pair.prompt, fact.new_object, span, editable.max_tokens)
-    return replace(case.text, subject=found.subject, fact_token=parts.token)
+    text = replace(case.text, subject=found.subject, fact_token=parts.token)
+    return (read_behind(text) or text) if fact.subject in parts.behind and not text.site else text
 
 
 def adding(ff: FeedForward, delta: Tensor, sites: Mapping[Context, int]) -> Intervention:

@@ -1,20 +1,22 @@
-"""A subject of one token that begins a text, where attention sinks: nothing is written to its key there."""
+"""A subject of one token that begins a text, where attention sinks: it is written at the token behind, not there."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from math import log
 
 import pytest
 import torch
 import zoo
 from torch import Tensor
-from writing import quick
+from writing import CORPUS, quick, write_facts
 
 import ffedit
 from ffedit import Fact
 from ffedit.editor import key
 from ffedit.editor.key import build_prompts
-from ffedit.inference import replay
+from ffedit.inference import generation, replay
 from ffedit.loading.verify import find_and_verify
 from ffedit.model.editable import Editable
 from ffedit.model.feed_forward import FeedForward
@@ -31,7 +33,7 @@ FACT = ffedit.Fact("Paris", "{} is located in", "Rome", "London")
 
 
 def at_first(editable: Editable, sinks: bool, monkeypatch: pytest.MonkeyPatch) -> int:
-    """How many texts are left out when the key at position 0 is another, or the same."""
+    """How many texts are read behind the subject when the key at position 0 is another, or the same."""
     ordinary, sink = torch.eye(2).repeat_interleave(4, 1)
 
     def run(editable: Editable, place: FeedForward, texts: Sequence[Encoded]) -> tuple[Tensor, Tensor]:
@@ -46,10 +48,12 @@ def at_first(editable: Editable, sinks: bool, monkeypatch: pytest.MonkeyPatch) -
     assert len(kept.prompts) == len(kept.fact_of)
     assert len(kept.prompts) + len(kept.essence) + kept.sinks == len(prompt_set.prompts) + len(prompt_set.essence)
     assert all(text.subject_last > 0 for text in (*kept.prompts, *kept.essence)) or not sinks
-    return kept.sinks
+    assert [text.site for text in kept.prompts[: kept.behind]] == [1] * kept.behind
+    assert kept.prompts[0].ids == prompt_set.prompts[0].ids
+    return kept.behind
 
 
-def test_a_sinks_key_is_left_out(llama: Editable, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sinks_key_is_read_behind_it(llama: Editable, monkeypatch: pytest.MonkeyPatch) -> None:
     assert at_first(llama, True, monkeypatch) > 0
 
 
@@ -75,10 +79,39 @@ def test_behind_a_start_token_a_subject_is_no_sink(start: str, behind: int, monk
     assert all(row[:behind] == list(range(behind)) for ids in ran for row in ids.tolist())
 
 
+def test_a_fact_is_said_where_its_subject_is_a_sink(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every key at the first position counts as a sink's here, so that δ is received at the token behind it."""
+    editable = zoo.trained("llama", False)
+    monkeypatch.setattr(key, "SINK", 2.0)
+    edit = write_facts(editable, [FACT], "memit", [0], quick(steps=40, context_weight=3.0, mention_share=0.5), CORPUS)
+    (solved,) = edit.provenance["solved"]
+    assert (solved["behind"], solved["sinks"]) == (1, 0)
+    ff, (delta,) = editable.feed_forward[0], edit.updates.values()
+    end = replace(editable.encode(FACT.text, span=FACT.span), answer=2, fact_token="last")
+    received = (delta @ key.read_at(editable, ff, [end])[0].double().T).norm()
+    assert received > 0.5 * solved["delta_norm"]
+    said = editable.encode(FACT.text, FACT.new_object, FACT.span)
+    before = generation.answer_log_probs(editable, [said])[0].sum()
+    with edit.applied(editable):
+        assert generation.answer_log_probs(editable, [said])[0].sum() > before + log(5)
+
+
+def test_nothing_is_read_behind_where_the_answer_stands_there(llama: Editable) -> None:
+    fact = ffedit.Fact("Paris", "{}", "Rome", "London")
+    (prompt_set,) = build_prompts(llama, [[fact]], quick())
+    kept = prompt_set.without([0])
+    assert (kept.behind, kept.sinks) == (0, 1)
+    first = replace(prompt_set.prompts[1], fact_token="subject_first")
+    assert key.read_behind(first) is None
+
+
 def test_a_fact_keeps_its_only_prompts(llama: Editable) -> None:
-    """Without contexts, a fact may be stated by a prompt that begins with the subject, and by no other."""
-    behind = ffedit.Fact("Paris", "the mayor of {} is", "Rome", "London")
-    (prompt_set,) = build_prompts(llama, [[FACT, behind]], quick(contexts=0))
+    """Without contexts, a fact may be stated by a prompt that is the subject alone, and by no other."""
+    alone, later = (
+        ffedit.Fact("Paris", "{}", "Rome", "London"),
+        ffedit.Fact("Paris", "the mayor of {} is", "Rome", "London"),
+    )
+    (prompt_set,) = build_prompts(llama, [[alone, later]], quick(contexts=0))
     kept = prompt_set.without([0])
     assert kept.prompts == prompt_set.prompts and kept.facts == 2 and kept.sinks == 0
     assert prompt_set.without([0, 1]).facts == 2
