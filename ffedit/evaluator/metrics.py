@@ -116,27 +116,6 @@ def same_subject(q: Questions, now: Responses, before: Responses) -> float | Non
     return _still_said(q.same_subject, now)
 
 
-@metric("share", "keep", "answers kept on purpose", FFEDIT, generates=["keep"])
-def keep(q: Questions, now: Responses, before: Responses) -> float | None:
-    """Share of the fact's `keep` prompts, on which it was optimised, that free greedy generation answers as it should.
-
-    With the given answer, by any of its names; else with what the model said before the edit.
-    """
-    said = now.generations
-    return _mean(
-        [
-            float(said.says(prompt.text, aliases=prompt.aliases) if prompt.named else said.begins_with(prompt.text))
-            for prompt in q.keep
-        ]
-    )
-
-
-@metric("share", "up", "said in `also`", FFEDIT, generates=["also"])
-def also(q: Questions, now: Responses, before: Responses) -> float | None:
-    """Share of the wordings in `also`, on which the edit was optimised, after which it says the whole new object."""
-    return _mean([says_new(pair, now.generations) for pair in q.also])
-
-
 SCORE_PARTS = ("efficacy", "paraphrase", "specificity")
 
 
@@ -332,6 +311,27 @@ def consistency(q: Questions, now: Responses, before: Responses) -> float | None
 def knew(q: Questions, now: Responses, before: Responses) -> float | None:
     """Share of facts whose old object, where one is named, free greedy generation says."""
     return float(now.generations.says(q.own.true, q.own.new)) if q.own.named else None
+
+
+@metric("share", "keep", "answers kept on purpose", FFEDIT, generates=["keep"])
+def keep(q: Questions, now: Responses, before: Responses) -> float | None:
+    """Share of the fact's `keep` prompts, on which it was optimised, that free greedy generation answers as it should.
+
+    With the given answer, by any of its names; else with what the model said before the edit.
+    """
+    said = now.generations
+    return _mean(
+        [
+            float(said.says(prompt.text, aliases=prompt.aliases) if prompt.named else said.begins_with(prompt.text))
+            for prompt in q.keep
+        ]
+    )
+
+
+@metric("share", "up", "said in `also`", FFEDIT, generates=["also"])
+def also(q: Questions, now: Responses, before: Responses) -> float | None:
+    """Share of the wordings in `also`, on which the edit was optimised, after which it says the whole new object."""
+    return _mean([says_new(pair, now.generations) for pair in q.also])
 
 
 # The registry --------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeAlias
 
 from ffedit.algebra.bootstrap import Interval
 from ffedit.evaluator.metrics import METRICS
-from ffedit.evaluator.scores import NAMES, FactScores, Scores
+from ffedit.evaluator.scores import FactScores, Scores
 from ffedit.facts.text import number, quoted
 
 Outcome: TypeAlias = Literal[
@@ -33,6 +33,8 @@ Outcome: TypeAlias = Literal[
 FELL, DRIFTED = 0.05, 0.1
 # Units whose scale ends at 1, so that FELL is the same step on it.
 UNITS = ("share", "probability", "cosine")
+# What every fact should be asked, so that it is said where it was not.
+EXPECTED = ("specificity", "same_subject")
 ROUNDING = 1e-9
 # Text breaks where `degenerate` rises by more than BREAKS, and by more than three standard deviations of what edits
 # that break nothing do. In one text these move it by TEXT_NOISE (standard deviation; 0 on average), since small models
@@ -220,7 +222,7 @@ def _rest(before: Scores, after: Scores, ends: Mapping[str, str]) -> str:
         for name in [*names, "degenerate"]
         if getattr(before, name) is not None and getattr(after, name) is not None
     ]
-    missing = [name for name in NAMES if name in names and getattr(after, name) is None]
+    missing = [name for name in EXPECTED if getattr(after, name) is None]
     if after.drift is not None:
         held.append(f"drift {number(after.drift)} nats per token")
     text = f", and what else was measured held ({', '.join(held)})" if held else ""

@@ -56,6 +56,7 @@ WRONG_TEXT = {
     "--prompt": "no subject",
     "--preset": "no-such-preset",
     "--promote": "nothing",
+    "--protect": "no/such/names.txt",
     "--push-to-hub": "no name of a repository/",
     "--require": "no-such-metric>=2",
     "--revision": "no-such-revision",
