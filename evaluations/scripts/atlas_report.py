@@ -29,7 +29,7 @@ WINDOW, SAMPLES, TRACED = 3, 10, 300
 
 
 def said(editable: ffedit.Editable, prompts: list[str], objects: list[str]) -> list[bool]:
-    """Return True if each object is what the model says freely after its prompt."""
+    """Tell of each object whether it is what the model says freely after its prompt."""
     texts = [encode(editable.tokenizer, prompt, answer) for prompt, answer in zip(prompts, objects, strict=True)]
     longest = max(len(text.target_ids) for text in texts)
     new = generation.continuations(editable, [text.ids[: text.answer] for text in texts], longest)

@@ -185,7 +185,7 @@ def main(
 
 def report(found: Mapping[str, Sequence[Mapping[str, Any]]]) -> tuple[str, dict[str, Any]]:
     """Tables and figures of results by way: means, and paired differences of ffedit's ways from the others."""
-    rows, summary = [["", "facts", *SHOWN, "median"]], {"ways": {}, "differences": {}}
+    rows, summary = [["", "facts", *SHOWN, "median of these"]], {"ways": {}, "differences": {}}
     for way in sorted(found, key=lambda name: (not name.startswith("ffedit"), name)):
         names = [line["fact"] for line in found[way]]
         if not names:

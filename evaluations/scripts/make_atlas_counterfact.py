@@ -104,14 +104,14 @@ def main(model: str, seed: int, count: int, apart: Path | None) -> None:
 
 
 def write(out: Path, records: list[dict[str, Any]]) -> None:
-    """Return the records, one a line, and how many of each split there are."""
+    """Write the records, one a line, and print how many of each split there are."""
     lines = ",\n".join(json.dumps(record, ensure_ascii=False) for record in records)
     out.write_text(f"[\n{lines}\n]\n", encoding="utf-8")
     print(f"{out}:", *(f"{n} for {split}" for split, n in Counter(r["split"] for r in records).items()))
 
 
 def write_batch(model: str, records: list[dict[str, Any]]) -> None:
-    """Return the first 100 edits of different subjects, in ffedit's own form, as an example of a batch."""
+    """Write the first 100 edits of different subjects, in ffedit's own form, as an example of a batch."""
     batch: dict[str, ffedit.Fact] = {}
     for record in records:
         fact = parse_record(record)

@@ -78,7 +78,7 @@ class Examiner:
 
 
 def rates(scores: Scores) -> dict[str, float | None]:
-    """Return what is compared."""
+    """Return the scores that are compared, by name."""
     return {name: getattr(scores, name) for name in RATES}
 
 

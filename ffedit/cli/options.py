@@ -232,7 +232,7 @@ def fact_options(command: Command) -> Command:
 
 @dataclass(frozen=True)
 class Solving:
-    """The numbers of an edit, what it must not touch, and the text or folder that its key statistics come from."""
+    """Numbers of an edit, what it must not touch, and the text or folder that its key statistics come from."""
 
     preset_name: str
     settings: tuple[str, ...]

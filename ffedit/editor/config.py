@@ -1,8 +1,9 @@
 """All the numbers of an edit, in the order in which it is made: prompts, key, value, and those of the method.
 
 Every length is relative: δ to the residual stream behind the layer, λ to what the facts' own keys weigh. So one set of
-defaults serves models of every size. They were chosen on development facts of SmolLM2-135M, Gemma 3 270M and
-Qwen2.5-Coder-1.5B (`evaluations/data`); `evaluations/reports/ablation.md` says what each brings and costs.
+defaults serves models of every size. They were chosen on development facts of SmolLM2-135M and Gemma 3 270M
+(`evaluations/data`) and held against those of Qwen2.5-Coder-1.5B; `evaluations/reports/ablation.md` says what they
+bring and cost.
 
 A number is named by its record and its field: `value.steps`, or `memit.ridge` for one that is the method's own
 (`Method.numbers`).

@@ -65,7 +65,7 @@ class Report(Displayed):
 
     @cached_property
     def intervals_after(self) -> dict[str, Interval]:
-        """Return the same after the edit."""
+        """Return the intervals of the scores after the edit."""
         return intervals.intervals(columns(self.facts_after or ()), subjects=subjects(self.facts_after or ()))
 
     @cached_property

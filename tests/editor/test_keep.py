@@ -1,4 +1,4 @@
-"""What a fact asks to keep costs the value, lasts from step to step, and is held; what it also says is written, too."""
+"""A fact's `keep` costs the value, lasts from step to step, and is held; what it also says is written, too."""
 
 from __future__ import annotations
 

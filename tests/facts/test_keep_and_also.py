@@ -1,4 +1,4 @@
-"""What a fact keeps and what it also says: how they are read and kept, and each contradiction in one line."""
+"""A fact's `keep` and `also`: how they are read and kept, and each contradiction in one line."""
 
 from __future__ import annotations
 
