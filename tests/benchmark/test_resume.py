@@ -275,7 +275,7 @@ from benching import CONFIG, CORPUS, facts, run, timeless
 import ffedit
 from ffedit.editor import solve, value
 from ffedit.loading.distributed import process_group
-editable, place, workers = zoo.trained("gpt2", True), Path(sys.argv[1]), process_group()
+editable, place, workers = zoo.trained("gpt2", True, torch.float64), Path(sys.argv[1]), process_group()
 choose, chosen = value._choose, []
 value._choose = lambda editable, ff, prompt_sets, *more: chosen.append(len(prompt_sets)) or choose(
     editable, ff, prompt_sets, *more
@@ -300,7 +300,9 @@ workers.disband()
 """
 
 
-def test_two_processes_find_what_one_finds(editable: Editable, tmp_path: Path) -> None:
+def test_two_processes_find_what_one_finds(tmp_path: Path) -> None:
+    # Shares of a batch round differently, and the steps of a value amplify that: in float64 by less than is compared.
+    editable = zoo.trained("gpt2", True, torch.float64)
     modes = {mode: ["memit", "ft"] for mode in MODES} | {"sequential:3": ["memit", "alphaedit"]}
     program, tests = tmp_path / "program.py", str(Path(__file__).parents[1] / "helpers")
     program.write_text(PROGRAM.format(tests=tests, modes=modes))
@@ -313,10 +315,8 @@ def test_two_processes_find_what_one_finds(editable: Editable, tmp_path: Path) -
         (first, by_first), (second, by_second) = (
             json.loads((tmp_path / f"{mode}-{rank}.json").read_text()) for rank in (0, 1)
         )
-        # What rounding moves in one step of a sequence, the next ones amplify.
-        error = 1e-5 if mode == "sequential:3" else 1e-6
-        same(first, alone, error)
-        same(second, alone, error)
+        same(first, alone)
+        same(second, alone)
         if mode == "sequential:3":  # two subjects, then two, for each of two methods
             assert by_first == by_second == [1, 1] * 2, "each chooses its share of the values of each step"
         assert [path.name for path in (tmp_path / mode).glob("results*")] == ["results.jsonl"]
