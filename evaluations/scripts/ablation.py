@@ -30,6 +30,7 @@ from ffedit.benchmark.settings import held_out
 from ffedit.editor.methods import preset, set_number
 from ffedit.evaluator import generations
 from ffedit.files.resuming import Journal, read_journal
+from ffedit.layer_choice.choose import spread_below
 from ffedit.layer_choice.published import auto_layer
 
 
@@ -47,7 +48,7 @@ MODELS = {
     "gemma3-270m": Model("gemma-counterfact.json", 100),
     "qwen2.5-1.5b": Model("qwen-counterfact.json", 40, "bfloat16"),
 }
-# What is exchanged: dotted names of numbers, "method" or "preset".
+# What is exchanged: dotted names of numbers, "method", "preset" or "spread", the number of layers that share an edit.
 VARIANTS: dict[str, dict[str, Any]] = {
     "default": {},
     "- contexts": {"prompts.contexts": 0},
@@ -60,6 +61,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         **{"key.names_weight": 0.0, "key.mention_share": 0.0, "key.context_weight": 0.03},
         **{"value.target_probability": 0.6},
     },
+    "three layers": {"spread": 3},
     "- kl_weight": {"value.kl_weight": 0.0},
     "- weight_decay": {"value.weight_decay": 0.0},
     "- penalty_decay": {"value.penalty_decay": 1.0},
@@ -70,7 +72,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     },
     "published": {"method": "rome", "preset": ("paper", "rome")},
 }
-OTHER = {"method", "preset"}
+OTHER = {"method", "preset", "spread"}
 SHOWN = (*FOUR, "harmonic", "efficacy", "paraphrase", "specificity", "processor_seconds")
 
 
@@ -123,15 +125,16 @@ def run(
         # Those first of whose subject other facts are asked.
         facts = sorted(facts, key=lambda fact: not fact.same_subject)[: limit or model.limit]
         at, examiner = auto_layer(editable).layer if layer is None else layer, Examiner(editable)
-        stats = ffedit.stats(editable, [at])
         for variant in names or tuple(added) or tuple(variants):
             config = config_of(variants[variant])
+            layers = spread_below(at, variants[variant].get("spread", 1))
+            stats = ffedit.stats(editable, layers)
             settings = {"variant": variant, "model": name, "dtype": dtype or model.dtype, "layer": at}
             settings |= {**variants[variant], "config": config.to_dict()}
             journal = Journal(place_of(out, name, variant), settings)
             for fact in facts:
                 if name_of(fact) not in facts_done(journal):
-                    edit_one(examiner, fact, variants[variant].get("method", "memit"), at, config, stats, journal)
+                    edit_one(examiner, fact, variants[variant].get("method", "memit"), layers, config, stats, journal)
             columns = columns_of(journal.lines, [line["fact"] for line in journal.lines])
             print(name, variant, len(journal.lines), *(f"{n} {shown(interval(columns, n))}" for n in SHOWN), flush=True)
 
@@ -140,7 +143,7 @@ def edit_one(
     examiner: Examiner,
     fact: Fact,
     method: str,
-    layer: int,
+    layers: Sequence[int],
     config: EditConfig,
     stats: Mapping[ffedit.Address, Any],
     journal: Journal,
@@ -149,7 +152,7 @@ def edit_one(
     spent: dict[str, float] = {}
     with timed(spent):
         try:
-            updates = ffedit.edit(examiner.editable, [fact], method, [layer], held_out(config, [fact]), stats).updates
+            updates = ffedit.edit(examiner.editable, [fact], method, layers, held_out(config, [fact]), stats).updates
         except ffedit.EditError:
             updates = {}
     ((before, after, says),) = examiner.scores([fact], updates)

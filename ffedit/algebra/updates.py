@@ -40,13 +40,14 @@ ROUNDING = 1e-8
 
 
 def add_context_moment(C: Moment, keys: Iterable[tuple[Tensor, Tensor, Tensor]], weight: float) -> Moment:
-    """Add the spread of subjects' keys over their contexts to C, each `weight` times as much as all ordinary text.
+    """Add the spread of subjects' keys over their contexts to C, all `weight` times as much as all ordinary text.
 
-        C' = C + w Σ_subjects Σ_j s_j (k_j − k*)(k_j − k*)ᵀ        k* = Σ_j s_j k_j
+        C' = C + w mean over subjects of Σ_j s_j (k_j − k*)(k_j − k*)ᵀ        k* = Σ_j s_j k_j
 
     In ROME's norm the smallest change gives v* to the mean key k*; in one context the subject receives a third of the
     change and in another more than all of it. In the norm of C' a change costs what it does differently to the subject
-    from context to context, so that Δ k_j ≈ Δ k* while (W + Δ) k* = v* still holds exactly.
+    from context to context, so that Δ k_j ≈ Δ k* while (W + Δ) k* = v* still holds exactly. The mean, not the sum: a
+    hundred subjects with ten contexts each would leave little of key space to text.
 
     Args:
         C: second moment of the keys of ordinary text, [d_in, d_in]; of `Blocks`, each counts its own entries of `keys`.
@@ -59,9 +60,11 @@ def add_context_moment(C: Moment, keys: Iterable[tuple[Tensor, Tensor, Tensor]],
     """
     sums = [double(block).clone() for block in blocks_of(C)]
     if weight:
+        keys = list(keys)
+        each = weight / len(keys)
         spread = torch.cat(
             [
-                (double(same).to(k.device) - double(k)) * (weight * double(shares).to(k.device)).sqrt()[:, None]
+                (double(same).to(k.device) - double(k)) * (each * double(shares).to(k.device)).sqrt()[:, None]
                 for k, same, shares in keys
             ]
         )

@@ -65,8 +65,8 @@ class KeyConfig:
         fact_token: where the key is read and the value written: "subject_last", "subject_first", "last" (the
             prompt's), the number of one of the subject's tokens (from 0, or from -1 at its end), or a word of the
             subject, whose last token it is. Kept as text.
-        context_weight: how much the spread of a subject's key over its contexts counts, against all ordinary text, when
-            the change is spread over the keys: so that the subject receives the same δ in every context.
+        context_weight: how much the spread of a subject's key over its contexts counts (of several subjects, its mean),
+            against all ordinary text: so that a subject receives the same δ in every context.
         mention_share: share of the key that is read in neutral mentions of the subject ("The story of ..."); the rest
             is read in the texts that state the fact, which all have the same words around it.
         names_weight: how much the keys of other names count, against all ordinary text: so that they receive little.

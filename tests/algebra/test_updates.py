@@ -94,6 +94,14 @@ def test_the_moment_of_the_contexts_is_that_of_their_spread() -> None:
     assert torch.equal(alone, C.double()), "one context has no spread"
 
 
+def test_the_spread_of_several_subjects_counts_by_its_mean() -> None:
+    """Two equal subjects add what one does: more facts leave no less of key space to text."""
+    _, k, _, C = problem()
+    one = k, k + 0.3 * torch.randn(4, D_IN, generator=torch.Generator().manual_seed(1)), EQUAL
+    alone, both = add_context_moment(C, [one], 0.7), add_context_moment(C, [one, one], 0.7)
+    torch.testing.assert_close(both, alone, rtol=1e-12, atol=1e-12)
+
+
 def test_a_context_of_more_of_the_key_counts_more_in_its_spread() -> None:
     """A share of two equal contexts in one is what they have in two."""
     _, k, _, C = problem()

@@ -381,7 +381,9 @@ main()
 
 def test_ctrl_c_in_a_process_of_its_own(here: Path, model: Path) -> None:
     before = disk(here)
-    done = process("-c", INTERRUPTED, "apply", "fact.json", "-q", "-m", model, *OUTPUTS)
+    done = process(
+        "-c", INTERRUPTED, "apply", "fact.json", "-q", "-m", model, "--corpus", model.parent / "corpus.txt", *OUTPUTS
+    )
     assert done.code == 130 and "model.safetensors" in done.out, "it came while the folder was being written"
     assert done.err.strip() == "interrupted: the model and the disk are as before" and disk(here) == before
 
@@ -389,7 +391,8 @@ def test_ctrl_c_in_a_process_of_its_own(here: Path, model: Path) -> None:
 @pytest.mark.parametrize(("option", "size"), [("--out", 1_000), ("--export", 60_000)])
 def test_a_full_disk(here: Path, model: Path, option: str, size: int) -> None:
     before = disk(here)
-    done = process("-m", "ffedit", "apply", "fact.json", "-q", "-m", model, option, "full", size=size)
+    words = ["apply", "fact.json", "-q", "-m", model, "--corpus", model.parent / "corpus.txt", option, "full"]
+    done = process("-m", "ffedit", *words, size=size)
     assert done.code == 1 and done.err.startswith("error: full: cannot be written (") and done.err.count("\n") == 1
     assert disk(here) == before
 

@@ -39,15 +39,13 @@ def written(out: str) -> tuple[dict[str, Any], dict[str, Any]]:
     return timeless(found), machine
 
 
-@pytest.mark.parametrize("mode", ["single", "batch:2"])
-def test_two_processes_find_what_one_finds(
-    mode: str, model: Path, empty: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_two_processes_find_what_one_finds(model: Path, empty: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """In a batch; `tests/benchmark/test_resume.py` compares all modes."""
     (empty / "facts.json").write_text(json.dumps([fact.to_dict() for fact in facts(4)]))
-    ran = process(*LAUNCH, "--multi_gpu", "-m", "ffedit", *bench(model, "--mode", mode, "--out", "two"))
+    ran = process(*LAUNCH, "--multi_gpu", "-m", "ffedit", *bench(model, "--mode", "batch:2", "--out", "two"))
     assert ran.code == 0 and ALONE not in ran.err, ran.err
     assert ran.out.count("two/report.md") == 1, "the first process tells it"
-    assert shell(capsys, *bench(model, "--mode", mode, "--out", "one")).code == 0
+    assert shell(capsys, *bench(model, "--mode", "batch:2", "--out", "one")).code == 0
     (two, here), (one, alone) = written("two"), written("one")
     same(two, one)
     assert (here["processes"], alone["processes"]) == (2, 1)
