@@ -19,7 +19,6 @@ from ffedit.errors import EditError
 from ffedit.exporter.embedded_edits import load_with_edits
 from ffedit.facts.fact import FactLike, as_facts, as_protected, check_facts
 from ffedit.inference.corpus import Corpus
-from ffedit.layer_choice.choose import spread_below, usual_spread
 from ffedit.layer_choice.published import auto_layer
 from ffedit.loading.distributed import ALONE, ProcessGroup
 from ffedit.loading.load import DeviceMap, Source
@@ -109,7 +108,7 @@ def edit(
         facts: what to write, one or several; those of one subject are solved jointly.
         method: "rome", "emmet", "memit", "alphaedit", "ft" or "ft-l" (`ffedit methods` says which to choose).
         layers: where; None takes the layer published for the model, or else a quarter of its depth
-            (`ffedit.choose_layer` tries others), and for 30 subjects and more also the two below it.
+            (`ffedit.choose_layer` tries others).
         config: all numbers of the optimisation, the seed among them.
         stats: second moments of the keys, or the text to collect them on; by default as for `ffedit.stats`.
         after: earlier edits, in the model already, that are to be kept, oldest first.
@@ -141,8 +140,7 @@ def edit(
     )
     # Where are the facts recalled? Then their keys are read there, their values chosen, and the smallest change solved.
     if layers is None:
-        layer = auto_layer(editable, method).layer
-        layers = spread_below(layer, usual_spread(layer, len({fact.subject for fact in facts}), [method]))
+        layers = auto_layer(editable, method).layer
     return write(editable, facts, method, as_layers(layers), config, stats, after, progress, process_group)
 
 

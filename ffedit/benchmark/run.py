@@ -24,7 +24,7 @@ from ffedit.facts.fact import FactLike, as_facts
 from ffedit.files.atomic import finite, write_text
 from ffedit.files.placing import claimed
 from ffedit.inference.corpus import Corpus
-from ffedit.layer_choice.choose import spread_below, usual_spread
+from ffedit.layer_choice.choose import spread_below
 from ffedit.layer_choice.published import auto_layer
 from ffedit.loading.distributed import ProcessGroup
 from ffedit.model.editable import Editable, check_model
@@ -40,7 +40,7 @@ def bench(
     out: str | Path,
     *,
     layers: int | Iterable[int] | None = None,
-    spread: int | None = None,
+    spread: int = 1,
     config: EditConfig | Mapping[str, EditConfig] | None = None,
     stats: Corpus | Mapping[Address, KeyMoments] | None = None,
     text: str | Path | None = None,
@@ -64,8 +64,7 @@ def bench(
         out: the results folder.
         layers: layers to edit; None takes the layer published for the model, or else a quarter of its depth.
             Single-layer methods write to the last.
-        spread: with `layers` None, how many layers share the update: that one and those below it; None for one, or
-            three where many facts are written at once.
+        spread: with `layers` None, how many layers share the update: that one and those below it.
         config: hyperparameters of the edits, the same for all methods or by method.
         stats: second moments of the keys, or the text to collect them on; by default as for `ffedit.stats`.
         text: a text file for drift and perplexity; by default as for `ffedit.stats`.
@@ -88,9 +87,6 @@ def bench(
     configs = settings.configured([methods] if isinstance(methods, str) else list(methods), config)
     settings.check_facts(facts)
     configs = {name: settings.held_out(numbers, facts) for name, numbers in configs.items()}
-    if spread is None:
-        at_once = settings.subjects_at_once(facts, plan)
-        spread = usual_spread(auto_layer(editable).layer, at_once, configs)
     if layers:
         settings.check_reach(editable, facts, layers, configs)
     generic_text = None if text is None else Path(text)

@@ -171,12 +171,8 @@ def numbers_of(configs: Mapping[str, EditConfig]) -> dict[str, Any]:
 
 def most_subjects(facts: Sequence[Fact], mode: Mode) -> int:
     """Count the subjects of the largest edit, or of a whole sequence."""
-    return len({fact.subject for fact in facts}) if mode.sequential else subjects_at_once(facts, mode)
-
-
-def subjects_at_once(facts: Sequence[Fact], mode: Mode) -> int:
-    """Count the subjects of the largest edit."""
-    return max((len({facts[i].subject for i in chunk}) for chunk in mode.chunks(facts)), default=0)
+    together = [range(len(facts))] if mode.sequential else mode.chunks(facts)
+    return max((len({facts[i].subject for i in chunk}) for chunk in together), default=0)
 
 
 def moments_of(

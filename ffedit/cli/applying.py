@@ -23,7 +23,7 @@ from ffedit.evaluator import METRICS, Report, questions
 from ffedit.facts.fact import Fact
 from ffedit.facts.fact_token import FactToken, check_word
 from ffedit.inference.corpus import Corpus
-from ffedit.layer_choice.choose import Found, find_layer, known_layer, spread_below, usual_spread
+from ffedit.layer_choice.choose import Found, find_layer, known_layer, spread_below
 from ffedit.loading.distributed import ProcessGroup
 from ffedit.model.editable import Editable
 from ffedit.model.memory import Address
@@ -43,7 +43,7 @@ class Application:
     method: str
     facts: list[Fact]
     layers: str
-    spread: int | None
+    spread: int
     require: Sequence[Requirement]
     strict: bool
     editable: Editable
@@ -66,7 +66,7 @@ class Application:
         load_model: options.LoadModel,
         layers: str,
         fact_token: FactToken,
-        spread: int | None,
+        spread: int,
         require: Sequence[Requirement],
         strict: bool,
     ) -> Application:
@@ -110,7 +110,7 @@ class Application:
         layer = known_layer(self.editable, self.facts, self.layers, self.allowed, self.method, self.config)
         to_read = self.text if self.stats is self.text else None
         planned = estimate(
-            self.editable, self.facts, self.method, layer, self.layers, self._spread(layer), self.config, to_read
+            self.editable, self.facts, self.method, layer, self.layers, self.spread, self.config, to_read
         )
         self.surface.show(plan(planned, self.destinations.words()))
         self.surface.write_json({"model": self.editable.name, "estimate": planned.to_dict()})
@@ -142,19 +142,12 @@ class Application:
         return (choices[0] if choices else None), layer
 
     def _write(self, layer: int, progress: Progress) -> Edit:
-        after, layers = applied_edits(self.editable), spread_below(layer, self._spread(layer))
+        after, layers = applied_edits(self.editable), spread_below(layer, self.spread)
         edit = ffedit.edit(
             self.editable, self.facts, self.method, layers, self.config, self.stats, after, progress, self.group
         )
         self.ends["edit"] = perf_counter()
         return edit
-
-    def _spread(self, layer: int | None) -> int:
-        """Return how many layers share the edit; `layer` is None while it is still to be chosen."""
-        if self.spread is not None or self.layers not in options.LAYER_WORDS:
-            return self.spread or 1
-        subjects = len({fact.subject for fact in self.facts})
-        return usual_spread(self.allowed[-1] if layer is None else layer, subjects, [self.method])
 
     def _measure(self, edit: Edit, progress: Progress) -> tuple[Edit, Report]:
         """Score the edit as it will be packed."""

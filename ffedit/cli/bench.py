@@ -46,7 +46,7 @@ def bench(
     limit: int | None,
     where: str | None,
     layers: str,
-    spread: int | None,
+    spread: int,
     solving: options.Solving,
     load_model: options.LoadModel,
     html: Path | None,
@@ -124,7 +124,7 @@ def _expected(
     return f"About {duration(seconds)} for {of}, estimated from timed passes; a run goes on where it was interrupted."
 
 
-def _highest_and_below(text: str, spread: int | None, depth: int) -> range | None:
+def _highest_and_below(text: str, spread: int, depth: int) -> range | None:
     """Parse `--layers` and `--spread` into one layer and those below it; None for `auto`."""
     if text == "auto":
         return None
@@ -132,4 +132,4 @@ def _highest_and_below(text: str, spread: int | None, depth: int) -> range | Non
         raise EditError(f"--layers {text}: all facts are written to one layer, and --spread below it; give auto or one")
     from ffedit.layer_choice.choose import spread_below
 
-    return spread_below(layers[0], spread or 1)
+    return spread_below(layers[0], spread)

@@ -298,15 +298,8 @@ def number_options(command: Command) -> Command:
     return wrapped  # type: ignore[return-value]
 
 
-# What `--layers` takes in place of a number: ways to choose one among all.
-LAYER_WORDS = ("auto", "trace", "sweep")
-
 solving_options = all_of(
-    click.option(
-        "--spread",
-        type=COUNT,
-        help="Layers that share the work.  [default: 1; 3 for 30 subjects, where no layer is named]",
-    ),
+    click.option("--spread", default=1, type=COUNT, help="Layers that share the work."),
     click.option("--corpus", help="Text or dataset for the key statistics.  [default: what ships, or sampled]"),
     click.option(
         "--stats",
@@ -321,7 +314,7 @@ solving_options = all_of(
 )
 
 
-def parse_layers(text: str, depth: int, all_layers: Sequence[str] = LAYER_WORDS) -> range:
+def parse_layers(text: str, depth: int, all_layers: Sequence[str] = ("auto", "trace", "sweep")) -> range:
     """Parse `--layers`: N, A-B, or one of the words for all. Raises EditError for others, and layers not there."""
     if text in all_layers:
         return range(depth)

@@ -8,7 +8,7 @@ Among named layers the trace decides. What a trace or a sweep leaves open is dec
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, TypeAlias
@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeAlias
 from ffedit.algebra.key_moments import KeyMoments
 from ffedit.editor.checks import in_reach
 from ffedit.editor.config import EditConfig
-from ffedit.editor.methods import METHODS, check_method
+from ffedit.editor.methods import check_method
 from ffedit.errors import EditError
 from ffedit.facts.fact import Fact
 from ffedit.inference.corpus import Corpus
@@ -36,9 +36,6 @@ SHOWN_SAMPLES = 2
 # Multiply-accumulates of such a trace: about 40 seconds on two cores at 0.15 TFLOP/s. Of a larger one, layers are left
 # out.
 SHOWN_PRODUCTS = 3 * 10**12
-# From so many subjects on, so many layers share an edit whose layer is not named: in one layer their keys overlap too
-# much (docs/results.md, "Many facts of SmolLM2").
-MANY, SHARED_BY = 30, 3
 
 
 @dataclass(frozen=True)
@@ -108,12 +105,6 @@ def shown(editable: Editable, facts: Sequence[Fact], seed: int = 0, progress: Pr
     layers = layers_within(editable, facts[0], SHOWN_TOKENS, SHOWN_SAMPLES, SHOWN_PRODUCTS)
     runs: dict[str, Any] = {"tokens": SHOWN_TOKENS, "samples": SHOWN_SAMPLES, "layers": layers}
     return locate_all(editable, facts[:1], seed=seed, progress=progress, **runs)
-
-
-def usual_spread(layer: int, subjects: int, methods: Iterable[str]) -> int:
-    """Return how many layers share an edit of so many subjects that ends at `layer`, by methods that can share it."""
-    shared = subjects >= MANY and any(METHODS[method].layers for method in methods)
-    return min(SHARED_BY, layer + 1) if shared else 1
 
 
 def spread_below(layer: int, count: int) -> range:

@@ -15,7 +15,7 @@ from ffedit.errors import EditError
 from ffedit.facts.fact import Fact
 from ffedit.layer_choice import choose
 from ffedit.layer_choice.choose import find_layer, known_layer
-from ffedit.layer_choice.published import AutoLayer, Published
+from ffedit.layer_choice.published import Published
 from ffedit.locator import TraceSet
 
 ASKED = Fact(**{**FACT.to_dict(), "paraphrases": ["{} stands in"]})
@@ -131,31 +131,6 @@ def test_noise_chooses_no_layer(effects: Any, others: Any, traces: Any) -> None:
     assert (found.layer, found.by) == (0, "usual")
     found = find_layer(zoo.shared("gpt2"), [ASKED], "1-2", range(1, 3), "ft")
     assert (found.layer, found.by) == (1, "usual"), "the one of these that is nearest"
-
-
-@pytest.mark.parametrize(
-    ("layer", "subjects", "methods", "count"),
-    [
-        (8, 29, ["memit"], 1),
-        (8, 30, ["memit"], 3),
-        (1, 30, ["memit"], 2),
-        (8, 30, ["rome"], 1),
-        (8, 30, ["rome", "memit"], 3),
-    ],
-)
-def test_many_subjects_share_layers_by_methods_that_can(
-    layer: int, subjects: int, methods: list[str], count: int
-) -> None:
-    assert choose.usual_spread(layer, subjects, methods) == count
-
-
-def test_an_edit_of_many_subjects_changes_the_layers_below_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    editable = zoo.trained("gpt2", True)
-    monkeypatch.setattr(choose, "MANY", 2)
-    monkeypatch.setattr("ffedit.api.auto_layer", lambda *_: AutoLayer(1, 3))
-    one, both = (ffedit.edit(editable, facts, config=quick(), stats=CORPUS) for facts in ([FACT], [FACT, SECOND]))
-    named = ffedit.edit(editable, [FACT, SECOND], layers=1, config=quick(), stats=CORPUS)
-    assert [sorted({at.layer for at in edit.updates}) for edit in (one, both, named)] == [[1], [0, 1], [1]]
 
 
 def test_among_some_layers(traces: Any) -> None:
