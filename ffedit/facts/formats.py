@@ -60,13 +60,24 @@ ENDED = "the prompt ends in its object, and is asked without it"
 BARE = "a full stop or special token behind an object is left out"
 UNANSWERED = "portability prompts without an answer were left out"
 REPLACED = "Forgetfulness prompts that ask for what the edit replaces were left out"
-FURTHER = "further names of the old object are left out"
 TOGETHER = "multi-hop questions are asked where all {} edits of their case are made together"
+
+
+class Note(str):
+    """A few words on what was read otherwise than it is written, with an `example`; equal to others of these words."""
+
+    example: str
+
+    def __new__(cls, words: str, example: str = "") -> Note:
+        """Return the words."""
+        note = super().__new__(cls, words)
+        note.example = example
+        return note
 
 
 @dataclass(frozen=True)
 class Parsed:
-    """Facts of one record, notes in words on what was read otherwise than written, and the fields not read."""
+    """Facts of one record, notes on what was read otherwise than written, and the fields not read."""
 
     facts: tuple[Fact, ...]
     notes: tuple[str, ...] = ()
@@ -270,6 +281,8 @@ class _Reading:
         found = self._texts("prompt")
         if not found:
             raise FactError(f"unknown shape: no field is known as a prompt{self._hint()}", kind="unknown shape")
+        if not all(isinstance(text, str) for text in found):
+            raise FactError(f"prompt must be text, found {show(found[0])}")
         prompt, *wordings = (OBJECT_SLOT.sub("", _slot(text)) for text in found)
         target, previous, aliases = self._objects(prompt)
         if target is None and self.shape.need_targets:
@@ -328,7 +341,7 @@ class _Reading:
         old = [*names["previous"], *answers]
         previous = old[0][1][0] if old else None
         if old and len(old[0][1]) > 1:
-            self.notes.append(FURTHER)
+            self.unread.append(f"{old[0][0]}, further names")
         self.unread += [name for name, _ in (*new[1:], *old[1:]) if (name, _) not in (*new[:1], *old[:1])]
         return target, previous, aliases
 
@@ -368,16 +381,18 @@ class _Reading:
             )
         found = prompt[slice(*span)]
         if found != subject:
-            self.notes.append(f"{OTHER_FORM}")
+            self.notes.append(Note(OTHER_FORM, f"{show(subject)} as {show(found)}"))
         return found, f"{prompt[: span[0]]}{SLOT}{prompt[span[1] :]}"
 
-    def _probes(self, role: str) -> tuple[Probe, ...]:
-        """Return the prompts of a role, each with its answers."""
+    def _probes(self, role: str, subject: str = SLOT) -> tuple[Probe, ...]:
+        """Return the prompts of a role, each with its answers; those by kind with the subject in them, as published."""
         answers = self.fields.get(f"{role} answers", [])
         probes: list[Probe] = []
         for i, (name, value) in enumerate(self.fields.get(role, ())):
-            kind = name.rpartition(".")[2] if isinstance(value, Mapping) and normal(name) != role else None
-            probes += probes_of(name, value, answers[i] if i < len(answers) else None, kind)
+            grouped = isinstance(value, Mapping)
+            kind = name.rpartition(".")[2] if grouped and normal(name) != role else None
+            asked = probes_of(name, value, answers[i] if i < len(answers) else None, kind)
+            probes += [probe.filled(subject) for probe in asked] if grouped else asked
         self.unread += [name for name, _ in answers[len(self.fields.get(role, ())) :]]
         return tuple(probes)
 
@@ -389,9 +404,7 @@ class _Reading:
         answer, which is the model's own then. Forgetfulness of KnowEdit supposes that an object is added to a list:
         where its answer is the very object that this edit replaces, keeping it would be failure, and it is left out.
         """
-        follows = self._probes("portability")
-        if any(probe.target is None for probe in follows):
-            self.notes.append(UNANSWERED)
+        follows = self._probes("portability", fact.subject)
         groups: dict[str, list[Probe]] = {"neighbors": [], "same_subject": [], "locality": []}
         own = any(name == "locality" and not isinstance(value, Mapping) for name, value in self.fields.get("locality", ()))
         zsre = any(normal(name) == "loc" for name, _ in self.fields.get("locality", ()))
@@ -404,10 +417,12 @@ class _Reading:
                 groups["locality"].append(probe)
             elif question or zsre:
                 groups["locality"].append(_question(probe))
-            elif fact.subject in filled.prompt:
+            elif self._names_subject(filled.prompt, fact) and (probe.kind is not None or probe.target is None):
                 groups["same_subject"].append(filled)
             else:
                 groups["locality" if probe.target is None else "neighbors"].append(filled)
+        if any(probe.target is None for probe in follows):
+            self.notes.append(UNANSWERED)
         return dataclasses.replace(
             fact,
             neighbors=(*fact.neighbors, *groups["neighbors"]),
@@ -415,6 +430,10 @@ class _Reading:
             locality=tuple(groups["locality"]),
             portability=tuple(probe for probe in follows if probe.target is not None),
         )
+
+    def _names_subject(self, prompt: str, fact: Fact) -> bool:
+        names = (fact.subject, *self._texts("subject"))
+        return any(name.casefold() in prompt.casefold() for name in names)
 
     def _hint(self) -> str:
         """Say which fields there are, and the `--map` that would most likely read them."""
@@ -514,9 +533,10 @@ def probes_of(name: str, value: Any, answers: tuple[str, Any] | None = None, kin
     `answers` is the field that holds the answers to plain prompts: one for each, or one for all.
     """
     if isinstance(value, Mapping):
-        if "prompt" in value and set(value) <= PROBE_FIELDS:
+        if isinstance(value.get("prompt"), str) and set(value) <= PROBE_FIELDS:
             return [Probe.of({"kind": kind, **value} if kind else value)]
-        asks, says = _key(value, PROMPTING), _key(value, ANSWERING)
+        says = _key(value, ANSWERING)
+        asks = _key(value, frozenset({"prompt"})) or (says and _key(value, PROMPTING))
         if asks is not None:
             return _paired(name, value[asks], None if says is None else (says, value[says]), kind)
         return [probe for key, inner in value.items() for probe in probes_of(f"{name}.{key}", inner, None, str(key))]
@@ -532,6 +552,9 @@ def _paired(name: str, asked: Any, answers: tuple[str, Any] | None, kind: str | 
     A prompt that stands there with several answers accepts any of them.
     """
     prompts = texts_of(asked)
+    for prompt in prompts:
+        if not isinstance(prompt, str):
+            raise FactError(f"{name} must be text, found {show(prompt)}")
     said = None if answers is None else answers[1]
     if isinstance(said, (list, tuple)) and len(prompts) > 1 and len(said) > 1:
         if len(said) != len(prompts):

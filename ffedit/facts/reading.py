@@ -40,8 +40,7 @@ class LeftOutRecords:
     reason: str
 
     def __str__(self) -> str:
-        first = self.first if isinstance(self.first, str) else f"record {self.first}"
-        return f"{counted(self.count, 'record')} left out, {self.kind}: {first}: {self.reason}"
+        return f"{counted(self.count, 'record')} left out, {self.kind}; the first is {_where(self.first)}: {self.reason}"
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields by name, ready for JSON."""
@@ -72,9 +71,10 @@ class Sifted:
         if self.left_out:
             number, reason = self.left_out[0]
             of = number if isinstance(number, str) else f"{self.source}, record {number}"
+            bad = f" ({counted(len(self.left_out), 'record')} of {self.records} cannot be used)" if self.records > 1 else ""
             good = self.records - len(self.left_out)
-            goes_on = f"{good} of {self.records} records can be used: --skip-bad goes on with them" if good else ""
-            raise FactError(f"{of}: {reason}{f' ({goes_on})' if goes_on else ''}")
+            goes_on = f"; --skip-bad goes on with the {good} that can" if good else ""
+            raise FactError(f"{of}: {reason}{bad}{goes_on}")
         return list(self.facts)
 
     @property
@@ -93,7 +93,11 @@ class Sifted:
     def noted(self) -> list[str]:
         """Return the notes, equal ones in one line with the number of their records, and a line on unread fields."""
         counts = Counter(note for _, note in self.notes)
-        notes = [f"{self.source}: {note} ({counted(n, 'record')})" for note, n in counts.items()]
+        first: dict[str, str] = {}
+        for number, note in self.notes:
+            example = getattr(note, "example", "")
+            first.setdefault(note, f"; the first is {_where(number)}: {example}" if example else "")
+        notes = [f"{self.source}: {note} ({counted(n, 'record')}{first[note]})" for note, n in counts.items()]
         unread = ", ".join(f"{name} ({n})" for name, n in self.unread.items())
         return [*notes, f"{self.source}: not read, with the number of records: {unread}"] if unread else notes
 
@@ -161,6 +165,10 @@ def sift_facts(
         if where is not None and sifting.records == before:
             raise FactError(f"{name}: no record has {where[0]!r} of {where[1]!r}; name a field of the data and its value")
     return sifting.sifted(", ".join(map(name_of, sources)), together, in_sequence)
+
+
+def _where(number: Number) -> str:
+    return number if isinstance(number, str) else f"record {number}"
 
 
 def _has(record: Any, field: str, value: str) -> bool:
@@ -237,11 +245,10 @@ class _Sifting:
     @staticmethod
     def _contradiction(fact: Fact, other: tuple[Number, Fact], name: str) -> FactError:
         number, second = other
-        where = number if isinstance(number, str) else f"record {number}"
         asks = "" if second.text == fact.text else f", which asks {show(second.text)}"
         return FactError(
             f"{show(fact.text)} has {name} {show(getattr(fact, name))} here and {show(getattr(second, name))} in "
-            f"{where}{asks}; keep one",
+            f"{_where(number)}{asks}; keep one",
             kind="a contradiction",
         )
 
@@ -264,7 +271,7 @@ class _Sifting:
             if first == number:
                 kept.append((number, fact))
             else:
-                reason = f"case_id {show(fact.case_id)} is that of record {first}, another fact; give each its own"
+                reason = f"case_id {show(fact.case_id)} is that of {_where(first)}, another fact; give each its own"
                 self.left_out[number] = FactError(reason, kind="a case_id that another fact has")
         self.facts = kept
 

@@ -22,7 +22,7 @@ NAMES = {
     "previous": "previous target_true ground_truth old target_old old_target old_object object_old old_answer "
     "answer_old original_object original_answer original_target object_true true_object true_answer true_target "
     "answer_true target_original target_previous attribute before before_answer before_object",
-    "answer": "answer answers object obj label labels output completion response tail gold a pred prediction",
+    "answer": "answer answers object obj label labels output completion response tail gold a pred",
     "target_aliases": "target_aliases answer_alias answer_aliases new_answer_alias target_alias aliases alternatives",
     "relation": "relation_id relation predicate rel",
     "case_id": "case_id known_id",
@@ -35,8 +35,8 @@ NAMES = {
     "neighbor_prompts l_neighbor",
     "neighbors answers": "neighborhood_answers neighborhood_ground_truth neighbor_answers",
     "same_subject": "same_subject l_relation relation_specificity",
-    "portability": "portability portability_prompt portability_prompts portability_question port p_reasoning "
-    "p_subject_alias sub_question sub_questions 2hop_question two_hop_question 2_hop_question one_hop multi_hop "
+    "portability": "portability portability_prompt portability_prompts portability_question port p_subject_alias "
+    "p_reasoning sub_question sub_questions 2hop_question two_hop_question 2_hop_question one_hop multi_hop "
     "logical_generalization subject_aliasing reasoning compositionality_i compositionality_ii",
     "portability answers": "portability_answer portability_answers portability_ground_truth portability_target "
     "port_ans port_answer sub_answer sub_answers 2hop_answer two_hop_answer",
