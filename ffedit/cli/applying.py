@@ -21,6 +21,7 @@ from ffedit.editor.edit import Edit, applied_edits
 from ffedit.editor.protect import protected_texts
 from ffedit.evaluator import METRICS, Report, questions
 from ffedit.facts.fact import Fact
+from ffedit.facts.reading import LeftOutRecords
 from ffedit.facts.fact_token import FactToken, check_word
 from ffedit.inference.corpus import Corpus
 from ffedit.layer_choice.choose import Found, find_layer, known_layer, spread_below
@@ -51,6 +52,7 @@ class Application:
     config: EditConfig
     stats: Corpus | Mapping[Address, KeyMoments]
     group: ProcessGroup
+    left_out: Sequence[LeftOutRecords]
     ends: dict[str, float] = field(default_factory=dict)  # seconds at which the start and then each stage ended
 
     @classmethod
@@ -69,6 +71,7 @@ class Application:
         spread: int,
         require: Sequence[Requirement],
         strict: bool,
+        left_out: Sequence[LeftOutRecords] = (),
     ) -> Application:
         """Load the model, and refuse now what it cannot be asked, and not after the long computation."""
         config = solving.config(method)
@@ -101,6 +104,7 @@ class Application:
             config=config,
             stats=stats,
             group=group,
+            left_out=left_out,
             ends=ends,
         )
 
@@ -167,7 +171,7 @@ class Application:
         failure = unmet(self.require, report.after or report.before) or (refusal(broken) if self.strict else None)
         failure = failure or (None if destinations.force else not_taken(report.verdict))
         saved = {"edit": destinations.out, "checkpoint": destinations.export_to} if failure is None else {}
-        applied = result.applied(self.editable, edit, found, report, self.ends, saved, self.layers)
+        applied = result.applied(self.editable, edit, found, report, self.ends, saved, self.layers, self.left_out)
         with surface.json_ready(applied), destinations.pictures_ready(applied, found):
             if failure is None:
                 destinations.save(self.editable, edit)

@@ -32,19 +32,19 @@ Number: TypeAlias = "int | str"
 
 @dataclass(frozen=True)
 class LeftOutRecords:
-    """Records that cannot be used for one reason: a few words, their count, and the first of them with its reason."""
+    """Records that cannot be used for one `kind` of reason, in a few words: each with its number and its reason."""
 
     kind: str
-    count: int
-    first: Number
-    reason: str
+    records: tuple[tuple[Number, str], ...]
 
     def __str__(self) -> str:
-        return f"{counted(self.count, 'record')} left out, {self.kind}; the first is {_where(self.first)}: {self.reason}"
+        first, reason = self.records[0]
+        return f"{counted(len(self.records), 'record')} left out, {self.kind}; the first is {_where(first)}: {reason}"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields by name, ready for JSON."""
-        return dataclasses.asdict(self)
+        """Return the kind, the count, and the first record with its reason, ready for JSON."""
+        first, reason = self.records[0]
+        return {"kind": self.kind, "count": len(self.records), "first": first, "reason": reason}
 
 
 @dataclass(frozen=True)
@@ -71,20 +71,20 @@ class Sifted:
         if self.left_out:
             number, reason = self.left_out[0]
             of = number if isinstance(number, str) else f"{self.source}, record {number}"
-            bad = f" ({counted(len(self.left_out), 'record')} of {self.records} cannot be used)" if self.records > 1 else ""
             good = self.records - len(self.left_out)
-            goes_on = f"; --skip-bad goes on with the {good} that can" if good else ""
-            raise FactError(f"{of}: {reason}{bad}{goes_on}")
+            none = f" (none of {self.records} can be used)" if self.records > 1 else ""
+            some = f" ({counted(len(self.left_out), 'record')} of {self.records} cannot be used)"
+            goes_on = f"; --skip-bad goes on with the {good} that can"
+            raise FactError(f"{of}: {reason}{some}{goes_on}" if good else f"{of}{none}: {reason}")
         return list(self.facts)
 
     @property
     def by_kind(self) -> list[LeftOutRecords]:
         """What was left out, by kind."""
-        firsts: dict[str, tuple[Number, str]] = {}
+        kinds: dict[str, list[tuple[Number, str]]] = {}
         for number, reason in self.left_out:
-            firsts.setdefault(self.kinds[number], (number, reason))
-        counts = Counter(self.kinds[number] for number, _ in self.left_out)
-        return [LeftOutRecords(kind, counts[kind], *first) for kind, first in firsts.items()]
+            kinds.setdefault(self.kinds[number], []).append((number, reason))
+        return [LeftOutRecords(kind, tuple(records)) for kind, records in kinds.items()]
 
     def refused(self) -> list[str]:
         """Return one line for each kind of record left out, with its count and its first record."""

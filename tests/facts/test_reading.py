@@ -104,7 +104,7 @@ def test_facts_that_are_edited_one_by_one_may_disagree_and_repeat(tmp_path: Path
     path = write(tmp_path / "f.jsonl", MILL, {**MILL, "target": "Rome"}, MILL)
     assert [f.target for f in sift_facts(path, together=False).facts] == ["Oslo", "Rome", "Oslo"]
     assert [f.target for f in sift_facts(path, in_sequence=True).facts] == ["Oslo"]
-    assert "(3 records of 3 cannot be used)" in message(sift_facts, path)
+    assert "record 1 (none of 3 can be used): 'Old Mill" in message(sift_facts, path)
 
 
 def test_a_source_of_nothing_usable_is_refused(tmp_path: Path) -> None:
