@@ -252,7 +252,7 @@ def reading_options(command: Command) -> Command:
 def fact_options(command: Command) -> Command:
     """Add FACTS, how they are read, `--subject`, `--prompt`, `--target` and `--previous`.
 
-    The command receives `facts`, and in `left_out` the records that were skipped, by kind.
+    The command receives `facts`, and where records were skipped, these by kind as `left_out`.
     """
     needs_target = command.__name__ != "locate"
 
@@ -283,7 +283,8 @@ def fact_options(command: Command) -> Command:
         if target is not None or previous is not None:
             raise click.UsageError("FACTS says the objects itself; --target and --previous belong to --subject")
         sifted = reading.sift(sources, surface, need_targets=needs_target)
-        return command(facts=list(sifted.facts), left_out=sifted.by_kind, surface=surface, **kwargs)
+        skipped = {"left_out": sifted.by_kind} if sifted.left_out else {}
+        return command(facts=list(sifted.facts), surface=surface, **skipped, **kwargs)
 
     return wrapped  # type: ignore[return-value]
 

@@ -11,9 +11,10 @@ import re
 from collections.abc import Sequence
 
 # What may be read of a record, with its names; of two that stand in one record the earlier one is read. `answer` is
-# the new object where a record names no other, and else the old one, if it differs: "answers" of zsRE.
+# the new object where a record names no other, and else the old one, if it differs: "answers" of zsRE. "… answers" are
+# the answers to prompts that stand in a field of their own.
 NAMES = {
-    "subject": "subject concept entity subj subject_name subject_label head ent",
+    "subject": "subject concept entity subj subject_name subject_label sub_label head ent",
     "prompt": "prompt prompts src question questions query text template edit_prompt input_prompt statement sentence "
     "cloze instruction input q source_text",
     "target": "target target_new target_new_object alt target_false new_object object_new new_answer answer_new "
@@ -22,7 +23,7 @@ NAMES = {
     "previous": "previous target_true ground_truth old target_old old_target old_object object_old old_answer "
     "answer_old original_object original_answer original_target object_true true_object true_answer true_target "
     "answer_true target_original target_previous attribute before before_answer before_object",
-    "answer": "answer answers object obj label labels output completion response tail gold a pred",
+    "answer": "answer answers object obj obj_label label labels output completion response tail gold a pred",
     "target_aliases": "target_aliases answer_alias answer_aliases new_answer_alias target_alias aliases alternatives",
     "relation": "relation_id relation predicate rel",
     "case_id": "case_id known_id",
@@ -36,7 +37,7 @@ NAMES = {
     "neighbors answers": "neighborhood_answers neighborhood_ground_truth neighbor_answers",
     "same_subject": "same_subject l_relation relation_specificity",
     "portability": "portability portability_prompt portability_prompts portability_question port p_subject_alias "
-    "p_reasoning sub_question sub_questions 2hop_question two_hop_question 2_hop_question one_hop multi_hop "
+    "p_reasoning new_question sub_question sub_questions 2hop_question two_hop_question 2_hop_question one_hop multi_hop "
     "logical_generalization subject_aliasing reasoning compositionality_i compositionality_ii",
     "portability answers": "portability_answer portability_answers portability_ground_truth portability_target "
     "port_ans port_answer sub_answer sub_answers 2hop_answer two_hop_answer",
@@ -50,6 +51,11 @@ NAMES = {
     "also": "also",
     "cross_lingual": "cross_lingual",
 }
+# Roles of one text, and roles of texts; the others are of prompts with answers.
+SCALARS = ("subject", "prompt", "target", "previous", "answer", "relation", "case_id", "occurrence")
+TEXTS = ("target_aliases", "paraphrases", "generation", "references", "also")
+# Fields of a fact, by which `--map` names a record's fields.
+FIELDS = tuple(role for role in NAMES if role != "answer" and " " not in role)
 # What holds nothing of a fact, whatever names stand in it: results of a tool, and repetitions of the fact.
 CLOSED = frozenset({"pre", "post", "metrics", "scores", "results", "rewrite", "single_hops", "orig"})
 # What an object that stands for a text calls the text.
@@ -64,6 +70,9 @@ def normal(name: str) -> str:
 
 
 def role_of(path: Sequence[str]) -> tuple[str, int] | None:
-    """Return what the last name of a path stands for and its rank among its synonyms; None where it is not known."""
-    *above, name = map(normal, path)
-    return (RANKS.get(f"{above[-1]}_{name}") if above else None) or RANKS.get(name)
+    """Return what the last name of a path stands for and its rank among the synonyms; None where it is not known."""
+    *above, name = map(normal, path[-2:])
+    if not above:
+        return RANKS.get(name)
+    within = RANKS.get(above[0]) if name in TEXT_NAMES else None  # a table's column `target_new.str`
+    return RANKS.get(f"{above[0]}_{name}") or within or RANKS.get(name)
