@@ -21,8 +21,8 @@ from ffedit.editor.edit import Edit, applied_edits
 from ffedit.editor.protect import protected_texts
 from ffedit.evaluator import METRICS, Report, questions
 from ffedit.facts.fact import Fact
-from ffedit.facts.reading import LeftOutRecords
 from ffedit.facts.fact_token import FactToken, check_word
+from ffedit.facts.reading import LeftOutRecords
 from ffedit.inference.corpus import Corpus
 from ffedit.layer_choice.choose import Found, find_layer, known_layer, spread_below
 from ffedit.loading.distributed import ProcessGroup

@@ -199,7 +199,7 @@ def edit_folder(text: str) -> Path:
 
 @dataclass(frozen=True)
 class Reading:
-    """How files of facts are read: fields by name, the language that is written, and whether bad records are skipped."""
+    """How files of facts are read: fields by name, the language to write, and whether bad records are skipped."""
 
     fields: Mapping[str, str]
     language: str | None

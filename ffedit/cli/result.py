@@ -181,7 +181,7 @@ def _measured(editable: Editable, report: Report, records: Sequence[LeftOutRecor
             side: {name: asdict(interval) for name, interval in of.items() if not interval.is_point}
             for side, of in intervals.items()
         },
-        "left_out": [omission.to_dict() for omission in (*report.left_out, *records)],
+        "left_out": [*(omission.to_dict() for omission in report.left_out), *(kind.to_dict() for kind in records)],
         "command": command_line(),
         "versions": versions(),
     }

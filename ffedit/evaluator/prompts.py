@@ -95,7 +95,10 @@ class Questions:
     def texts(self) -> tuple[Encoded, ...]:
         """All prompts with answers."""
         both = [text for pair in self.pairs for text in (pair.new, pair.true)]
-        return (*both, *(prompt.text for prompt in (*self.portability, *self.locality, *self.keep, *self.cross_lingual)))
+        return (
+            *both,
+            *(prompt.text for prompt in (*self.portability, *self.locality, *self.keep, *self.cross_lingual)),
+        )
 
 
 def questions(editable: Editable, facts: Sequence[Fact], batch: Sequence[Fact], full: bool = False) -> list[Questions]:

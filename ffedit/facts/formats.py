@@ -159,7 +159,7 @@ class _Reading:
                 kind="no new object",
             )
         subject, prompt = self._subject(self._without_object(with_slot(prompts[0]), target))
-        occurrence = str(self._first("occurrence", 0))
+        occurrence = self._first("occurrence", 0)
         fact = Fact(
             subject,
             prompt,
@@ -167,11 +167,15 @@ class _Reading:
             previous,
             relation=self._first("relation"),
             case_id=self._first("case_id"),
-            occurrence=int(occurrence) if occurrence.isdecimal() else self._first("occurrence"),
+            occurrence=int(occurrence) if isinstance(occurrence, str) and occurrence.isdecimal() else occurrence,
             target_aliases=(*aliases, *self._texts("target_aliases")) if target is not None else (),
             paraphrases=_prompts(*prompts[1:], *self._texts("paraphrases")),
-            **{role: _prompts(*self._texts(role)) for role in ("generation", "references", "also")},
-            **{role: self._probes(role) for role in ("neighbors", "keep", "cross_lingual")},
+            generation=_prompts(*self._texts("generation")),
+            references=self._texts("references"),
+            also=_prompts(*self._texts("also")),
+            neighbors=self._probes("neighbors"),
+            keep=self._probes("keep"),
+            cross_lingual=self._probes("cross_lingual"),
         )
         return self._with_probes(fact)
 
@@ -257,7 +261,9 @@ class _Reading:
         if subject is None:
             self._refuse_blank("subject")
             if SLOT in prompt:
-                raise FactError(f"prompt {show(prompt)} has {{}}, and no subject is named{self._hint()}", kind="no subject")
+                raise FactError(
+                    f"prompt {show(prompt)} has {{}}, and no subject is named{self._hint()}", kind="no subject"
+                )
             self.notes.append(NO_SUBJECT)
             return prompt.strip(), prompt
         if not isinstance(subject, str) or SLOT in prompt or any(occurrences(prompt, subject := subject.strip())):
@@ -403,7 +409,9 @@ def _paired(name: str, asked: Any, answers: Any, kind: str | None) -> list[Probe
     by_prompt: dict[str, list[Any]] = {}
     for prompt, answer in zip(prompts, said or [answers] * len(prompts), strict=True):
         by_prompt.setdefault(prompt, []).extend(texts_of(answer))
-    return [Probe(with_slot(prompt), next(iter(names), None), kind, names[1:]) for prompt, names in by_prompt.items()]
+    return [
+        Probe(with_slot(prompt), next(iter(names), None), kind, tuple(names[1:])) for prompt, names in by_prompt.items()
+    ]
 
 
 def _question(probe: Probe) -> Probe:

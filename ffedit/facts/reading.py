@@ -163,7 +163,9 @@ def sift_facts(
             if where is None or _has(record, *where):
                 sifting.add(number if several is None else f"{name}, record {number}", record, shape, several)
         if where is not None and sifting.records == before:
-            raise FactError(f"{name}: no record has {where[0]!r} of {where[1]!r}; name a field of the data and its value")
+            raise FactError(
+                f"{name}: no record has {where[0]!r} of {where[1]!r}; name a field of the data and its value"
+            )
     return sifting.sifted(", ".join(map(name_of, sources)), together, in_sequence)
 
 

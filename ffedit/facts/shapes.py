@@ -17,7 +17,7 @@ from ffedit.facts.values import Record, entries, texts_of
 TURNS = frozenset({"messages", "conversations", "conversation", "dialogue", "turns"})
 ASKS, ANSWERS = frozenset({"user", "human", "prompter"}), frozenset({"assistant", "gpt", "model", "bot"})
 # What is read of a case of MQuAKE.
-OF_CASE = frozenset("case_id requested_rewrite questions new_answer new_answer_alias new_single_hops".split())
+OF_CASE = frozenset(["case_id", "requested_rewrite", "questions", "new_answer", "new_answer_alias", "new_single_hops"])
 
 
 def in_language(record: Record, language: str | None) -> tuple[Record, Record]:
@@ -44,6 +44,12 @@ def _is_part(key: str, value: Any) -> bool:
         return False
     roles = {role[0] for path, _ in entries(value) if (role := role_of(path)) is not None}
     return "prompt" in roles and not roles.isdisjoint({"target", "answer"})
+
+
+def is_record(value: Record) -> bool:
+    """Return whether an object is a record, and does not only hold some."""
+    roles = {role[0] for path, _ in entries(value) if (role := role_of(path)) is not None}
+    return "prompt" in roles or is_case(value) or any(normal(str(key)) in TURNS for key in value)
 
 
 def is_case(record: Record) -> bool:

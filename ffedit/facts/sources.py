@@ -18,7 +18,7 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -29,6 +29,7 @@ from typing import IO, Any, TypeAlias
 import yaml
 
 from ffedit.errors import FactError, brief
+from ffedit.facts.shapes import is_record
 from ffedit.facts.synonyms import role_of
 
 # A table by its path or its name on the hub, then #configuration and :split; and the path of a file in a data set.
@@ -70,8 +71,7 @@ def stream_records(path: Source, stdin: IO[Any] | None = None) -> Iterator[Any]:
             if line.strip():
                 break
         head = begun[-1] if begun else ""
-        if head.startswith(LFS):
-            raise FactError(f"{name} is a pointer of Git LFS and not the data; fetch it: git lfs pull")
+        _refuse_pointer(name, head)
         records = _reader(os.fspath(path), head)(name, chain(begun, lines))
     first = next(records, None)
     if first is None:
@@ -105,6 +105,11 @@ def _opened(path: Source, stdin: IO[Any] | None) -> Iterator[IO[Any]]:
     else:
         with open(path, "rb") as file:
             yield file
+
+
+def _refuse_pointer(name: str, head: str) -> None:
+    if head.startswith(LFS):
+        raise FactError(f"{name} is a pointer of Git LFS and not the data; fetch it: git lfs pull")
 
 
 def _reader(path: str, head: str) -> Callable[[str, Iterator[str]], Iterator[Any]]:
@@ -150,42 +155,36 @@ def _values(text: str) -> Iterator[Any]:
         yield value
 
 
-def records_in(value: Any) -> Iterable[Any]:
+def records_in(value: Any) -> list[Any]:
     """Return the records that a value holds: the items of a list, those that an object holds, or the value alone."""
-    if isinstance(value, list):
-        return value
     if not isinstance(value, Mapping):
-        return [value]
-    if value and all(str(key).isdecimal() and isinstance(inner, Mapping) for key, inner in value.items()):
-        return list(value.values())
-    known = any(role_of((str(key),)) for key in value)
-    lists = [inner for inner in value.values() if isinstance(inner, list) and any(isinstance(i, Mapping) for i in inner)]
-    if len(lists) == 1 and not known and "requested_rewrite" not in value and not _speaks(lists[0]):
-        return list(lists[0])
-    return _from_columns(value) or [value]
-
-
-def _speaks(items: list[Any]) -> bool:
-    """Return whether a list is a conversation."""
-    return all(isinstance(item, Mapping) and ("role" in item or "from" in item) for item in items)
+        return value if isinstance(value, list) else [value]
+    held = list(value.values())
+    if held and all(isinstance(item, Mapping) for item in held) and all(str(key).isdecimal() for key in value):
+        return held
+    if rows := _from_columns(value):
+        return rows
+    lists = [item for item in held if isinstance(item, list) and any(isinstance(one, Mapping) for one in item)]
+    return [record for items in lists for record in items] if lists and not is_record(value) else [value]
 
 
 def _from_columns(value: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the rows of an object of columns, lists of one length or {"0": …, "1": …}; none where it is no such."""
-    columns = {
-        key: list(column.values()) if isinstance(column, Mapping) else column
-        for key, column in value.items()
-        if isinstance(column, list) or (isinstance(column, Mapping) and all(str(i).isdecimal() for i in column) and column)
-    }
-    roles = {key: ranked[0] for key in columns if (ranked := role_of((str(key),))) is not None}
-    needed = [columns[key] for key, role in roles.items() if role in ("subject", "prompt", "target")]
-    asks = "prompt" in roles.values() and len({"subject", "target"} & set(roles.values())) > 0
-    if not asks or {len(column) for column in needed} != {len(needed[0])}:
+    columns = {key: rows for key, held in value.items() if (rows := _column(held)) is not None}
+    roles = {key: role[0] for key in columns if (role := role_of((str(key),))) is not None}
+    lengths = {len(columns[key]) for key, role in roles.items() if role in ("subject", "prompt", "target")}
+    if len(lengths) != 1 or not {"prompt", "target"} <= {*roles.values()}:
         return []
-    rows = range(len(needed[0]))
-    equal = {key: column for key, column in columns.items() if len(column) == len(rows)}
-    rest = {key: inner for key, inner in value.items() if key not in equal}
-    return [{**rest, **{key: column[row] for key, column in equal.items()}} for row in rows]
+    (count,) = lengths
+    columns = {key: rows for key, rows in columns.items() if len(rows) == count}
+    rest = {key: held for key, held in value.items() if key not in columns}
+    return [{**rest, **{key: rows[i] for key, rows in columns.items()}} for i in range(count)]
+
+
+def _column(value: Any) -> list[Any] | None:
+    if isinstance(value, Mapping):
+        return list(value.values()) if value and all(str(key).isdecimal() for key in value) else None
+    return value if isinstance(value, list) else None
 
 
 def _table(name: str, lines: Iterator[str], delimiter: str) -> Iterator[Any]:
@@ -197,7 +196,9 @@ def _table(name: str, lines: Iterator[str], delimiter: str) -> Iterator[Any]:
         for row in rows:
             if len(row) > len(header):
                 found = f"line {rows.line_num} has {len(row)} cells and the header {len(header)}"
-                yield FactError(f"{found}; put text that holds {delimiter!r} between quotes", kind="a row of more cells")
+                yield FactError(
+                    f"{found}; put text that holds {delimiter!r} between quotes", kind="a row of more cells"
+                )
             elif any(cell.strip() for cell in row):
                 yield {title: _cell(text) for title, text in zip(header, row, strict=False)}
     except csv.Error as error:
@@ -233,14 +234,15 @@ class _Texts(yaml.SafeLoader):
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         """Refuse an alias: aliases of aliases would be any number of records."""
         if self.check_event(yaml.AliasEvent):
-            raise yaml.MarkedYAMLError(problem="aliases are not read", problem_mark=self.peek_event().start_mark)
+            mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
+            raise yaml.MarkedYAMLError(problem="aliases are not read", problem_mark=mark)
         return super().compose_node(parent, index)
 
 
 def _yaml(name: str, lines: Iterator[str]) -> Iterator[Any]:
     """Yield the records of YAML, of all its documents."""
     try:
-        for document in yaml.load_all("".join(lines), _Texts):  # noqa: S506  # a SafeLoader
+        for document in yaml.load_all("".join(lines), _Texts):  # a SafeLoader
             yield from records_in([] if document is None else document)
     except yaml.MarkedYAMLError as error:
         line = f" (line {error.problem_mark.line + 1})" if error.problem_mark else ""
@@ -260,6 +262,10 @@ class Table:
 
     def records(self) -> Iterator[dict[str, Any]]:
         """Yield the rows, without the nulls of fields that a record lacks. Raises FactError if they cannot be read."""
+        if Path(self.path).is_file():
+            with _explained(self), open(self.path, "rb") as file:
+                head = file.read(len(LFS))
+            _refuse_pointer(self.name, head.decode("latin-1"))
         try:
             import datasets
         except ImportError as error:

@@ -37,8 +37,8 @@ NAMES = {
     "neighbors answers": "neighborhood_answers neighborhood_ground_truth neighbor_answers",
     "same_subject": "same_subject l_relation relation_specificity",
     "portability": "portability portability_prompt portability_prompts portability_question port p_subject_alias "
-    "p_reasoning new_question sub_question sub_questions 2hop_question two_hop_question 2_hop_question one_hop multi_hop "
-    "logical_generalization subject_aliasing reasoning compositionality_i compositionality_ii",
+    "p_reasoning new_question sub_question sub_questions 2hop_question two_hop_question 2_hop_question one_hop "
+    "multi_hop logical_generalization subject_aliasing reasoning compositionality_i compositionality_ii",
     "portability answers": "portability_answer portability_answers portability_ground_truth portability_target "
     "port_ans port_answer sub_answer sub_answers 2hop_answer two_hop_answer",
     "locality": "locality loc locality_prompt locality_prompts locality_question locality_questions loc_question "

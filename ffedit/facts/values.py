@@ -27,7 +27,7 @@ OBJECT_SLOT = re.compile(r"\s*\[Y\]\s*[.?!]?\s*$")
 # A special token behind an object, or in its place.
 SPECIAL = re.compile(r"\s*(?:<\|[^|<>]*\|>|</?s>|<(?:eos|bos|pad|unk|end_of_turn)>|\[(?:EOS|SEP|PAD|UNK)\])$", re.I)
 # Objects that end in one of these words, a single letter or a word with a stop inside keep their stop; so do sentences.
-ABBREVIATED = frozenset("inc ltd co corp jr sr st bros etc dept univ".split())
+ABBREVIATED = frozenset(["inc", "ltd", "co", "corp", "jr", "sr", "st", "bros", "etc", "dept", "univ"])
 MOST_WORDS = 4
 STOPS = (".", "。")
 
@@ -35,7 +35,10 @@ STOPS = (".", "。")
 def entries(record: Record, above: Path = ()) -> Iterator[tuple[Path, Any]]:
     """Yield the fields of a record with their paths; objects are looked into, except those that are a value."""
     for key, value in record.items():
-        path = (*above, *(filter(None, str(key).split("."))), ) or (str(key),)
+        path = (
+            *above,
+            *(filter(None, str(key).split("."))),
+        ) or (str(key),)
         role = role_of(path)
         opens = isinstance(value, Mapping) and normal(str(key)) not in CLOSED and len(path) < DEEPEST
         if role is not None and not (opens and role[0] in SCALARS and not any(name in value for name in TEXT_NAMES)):

@@ -78,7 +78,9 @@ def test_attention_drift_groups_answer_for_answer() -> None:
     bare = {name: record[name] for name in ("requested_rewrite", "rewrite")}
     assert parse_record(bare) == Fact("Old Mill", "Old Mill lies in", "Oslo", "Bern", relation="P131")
     with pytest.raises(FactError, match="l-relation has 2 prompts and 3 answers"):
-        parse_record({**bare, "l-relation": {"prompts": ["Old Mill grinds", "Old Mill is"], "targets": ["a", "b", "c"]}})
+        parse_record(
+            {**bare, "l-relation": {"prompts": ["Old Mill grinds", "Old Mill is"], "targets": ["a", "b", "c"]}}
+        )
 
 
 ZSRE = {
@@ -198,7 +200,10 @@ def test_own_form_needs_no_target_for_tracing() -> None:
     [
         ("text", "expected an object, found 'text'"),
         (["x"], "expected an object, found ['x'] (list)"),
-        ({"subject": "a", "object": "b"}, "unknown shape: no field is known as a prompt; found the fields 'subject, ob"),
+        (
+            {"subject": "a", "object": "b"},
+            "unknown shape: no field is known as a prompt; found the fields 'subject, ob",
+        ),
         ({}, "unknown shape: no field is known as a prompt; found the fields 'none'"),
         ({"requested_rewrite": "x"}, "unknown shape: no field is known as a prompt"),
         ({"requested_rewrite": {"prompt": "{}", "subject": "x"}}, "'{}' has no new object; give a target"),
@@ -206,7 +211,10 @@ def test_own_form_needs_no_target_for_tracing() -> None:
         ({**FLAT, "target_new": 5}, "target must be text, found 5 (int)"),
         ({**FLAT, "rephrase_prompt": 5}, "a prompt in paraphrases must be text, found 5 (int)"),
         ({**FLAT, "locality": [1]}, "locality must be text, found 1 (int)"),
-        ({**FLAT, "locality": {"Forgetfulness": [{"question": 1}]}}, "locality.Forgetfulness must be text, found 1 (int)"),
+        (
+            {**FLAT, "locality": {"Forgetfulness": [{"question": 1}]}},
+            "locality.Forgetfulness must be text, found 1 (int)",
+        ),
         ({**FLAT, "prompt": 5}, "prompt must be text, found 5 (int)"),
         ({**ZSRE, "loc": 5}, "loc must be text"),
         ({**ZSRE, "src": "What does it make?"}, "has neither {} nor the subject 'UniFirst'"),
@@ -281,7 +289,10 @@ def test_no_file_and_a_folder(tmp_path: Path) -> None:
 def test_the_error_names_file_and_record(tmp_path: Path) -> None:
     path = write(tmp_path, [EIFFEL, {**FLAT, "subject": ""}, FLAT, {"x": 1}])
     text = message(read_facts, path)
-    assert text.startswith(f"{path}, record 2: subject is empty") and "(2 records of 4 cannot be used); --skip-bad goes on with the 2 that can" in text
+    assert (
+        text.startswith(f"{path}, record 2: subject is empty")
+        and "(2 records of 4 cannot be used); --skip-bad goes on with the 2 that can" in text
+    )
     found = sift_facts(path)
     assert found.facts == (Fact(**EIFFEL), parse_record(FLAT)) and found.records == 4
     assert [number for number, _ in found.left_out] == [2, 4]

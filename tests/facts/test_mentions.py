@@ -46,8 +46,8 @@ def test_a_record_says_in_which_form_it_took_the_subject() -> None:
 
 
 def test_the_error_shows_the_nearest_text() -> None:
-    record = {"subject": "Eiffel Tower", "prompt": "Eifel and its tower are in", "target": "Rome"}
-    assert "nor the subject 'Eiffel Tower' (nearest is 'Eifel and'); put {} where" in message(parse, record)
+    record = {"subject": "Eiffel Tower", "prompt": "The tall Eifel Towr is in", "target": "Rome"}
+    assert "nor the subject 'Eiffel Tower' (nearest is 'Eifel Towr'); put {} where" in message(parse, record)
     assert nearest("The capital is", "Peru") is None
 
 

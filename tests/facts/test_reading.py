@@ -8,7 +8,7 @@ from typing import Any
 import click
 import pytest
 from click.testing import CliRunner
-from records import FLAT, MILL, REWRITE, SAMPLES, SECOND, ZSRE, message, samples, write
+from records import FLAT, MILL, REWRITE, SAMPLES, SECOND, message, samples, write
 
 from ffedit.cli.options import Surface, fact_options, output_options
 from ffedit.facts.fact import Fact
@@ -21,9 +21,7 @@ SHARED = Path(__file__).parents[3] / "shared" / "data"
 
 
 @samples
-def test_a_file_becomes_facts_and_facts_a_file(
-    record: dict[str, Any], facts: list[Fact], tmp_path: Path
-) -> None:
+def test_a_file_becomes_facts_and_facts_a_file(record: dict[str, Any], facts: list[Fact], tmp_path: Path) -> None:
     assert read_facts(write(tmp_path / "theirs.jsonl", record)) == facts
     assert read_facts(write(tmp_path / "ours.jsonl", *(fact.to_dict() for fact in facts))) == facts
 

@@ -57,13 +57,16 @@ def test_a_file_of_any_kind_reads_the_same(tmp_path: Path, name: str, content: s
 
 
 def test_plain_words_of_yaml_are_text(tmp_path: Path) -> None:
-    (tmp_path / "f.yaml").write_text("- {subject: Norway, prompt: '{} is', target: no, previous: 1998, occurrence: 0}\n")
+    (tmp_path / "f.yaml").write_text(
+        "- {subject: Norway, prompt: '{} is', target: no, previous: 1998, occurrence: 0}\n"
+    )
     assert read_facts(tmp_path / "f.yaml") == [Fact("Norway", "{} is", "no", "1998")]
 
 
 def test_a_cell_may_hold_a_list_or_nothing(tmp_path: Path) -> None:
-    rows = 'subject,prompt,target_new.str,paraphrases,previous\nA,{} is,x,"[""{} a"", ""b {}""]",NaN\nB,{} is,x,"[\'c\']",\n'
-    (tmp_path / "f.csv").write_text(rows + "C,{} is,x,[d,null\n")
+    rows = ['A,{} is,x,"[""{} a"", ""b {}""]",NaN', "B,{} is,x,\"['c']\",", "C,{} is,x,[d,null"]
+    header = "subject,prompt,target_new.str,paraphrases,previous"
+    (tmp_path / "f.csv").write_text("\n".join([header, *rows]))
     found = read_facts(tmp_path / "f.csv")
     assert [fact.paraphrases for fact in found] == [("{} a", "b {}"), ("c",), ("[d",)]
     assert not any(fact.previous for fact in found)
@@ -80,7 +83,11 @@ def test_rows_that_do_not_fit_are_told_apart(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "told"),
     [
-        ("f.csv", 'subject,prompt\nA,"{} is\n', "f.csv is not a table that can be read (line 2): unexpected end of data"),
+        (
+            "f.csv",
+            'subject,prompt\nA,"{} is\n',
+            "f.csv is not a table that can be read (line 2): unexpected end of data",
+        ),
         ("f.csv", "subject,prompt\n", "holds no facts"),
         ("f.csv", b"subject,prompt\nA,caf\xe9\n", "f.csv is not UTF-8 text (byte 20); expected JSON, CSV or YAML"),
         ("f.yaml", "- {a: [\n", "f.yaml is not YAML (line 2): "),
@@ -88,7 +95,11 @@ def test_rows_that_do_not_fit_are_told_apart(tmp_path: Path) -> None:
         ("f.yaml", "- !!python/object:os.system x\n", "f.yaml is not YAML (line 1): could not determine a constructor"),
         ("f.yaml", "", "holds no facts"),
         ("f.csv", "version https://git-lfs.github.com/spec/v1\nsize 9\n", "is a pointer of Git LFS and not the data"),
-        ("f.parquet", "version https://git-lfs.github.com/spec/v1\nsize 9\n", "is a pointer of Git LFS and not the data"),
+        (
+            "f.parquet",
+            "version https://git-lfs.github.com/spec/v1\nsize 9\n",
+            "is a pointer of Git LFS and not the data",
+        ),
     ],
 )
 def test_a_spoiled_file_is_one_line(tmp_path: Path, name: str, content: str | bytes, told: str) -> None:
@@ -127,13 +138,18 @@ def test_a_thousand_equal_records_are_one_fact(tmp_path: Path) -> None:
 
 
 def test_several_files_are_read_as_one(tmp_path: Path) -> None:
-    for name, fact in (("a", {**MILL, "case_id": 1}), ("b", {**MILL, "subject": "Mill", "prompt": "{} is", "case_id": 1})):
+    for name, fact in (
+        ("a", {**MILL, "case_id": 1}),
+        ("b", {**MILL, "subject": "Mill", "prompt": "{} is", "case_id": 1}),
+    ):
         (tmp_path / f"{name}.json").write_text(json.dumps([fact, {**fact, "target": ""}]))
     paths = [tmp_path / "a.json", tmp_path / "b.json"]
     found = sift_facts(paths)
     assert [fact.case_id for fact in found.facts] == [f"{path}:1" for path in paths]
     assert [number for number, _ in found.left_out] == [f"{path}, record 2" for path in paths]
-    assert message(read_facts, paths).startswith(f"{paths[0]}, record 2: target is empty; expected some text (2 records")
+    assert message(read_facts, paths).startswith(
+        f"{paths[0]}, record 2: target is empty; expected some text (2 records"
+    )
     assert message(read_facts, []) == "no file of facts was given; expected at least one"
 
 

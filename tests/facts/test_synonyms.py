@@ -105,7 +105,9 @@ def test_the_answer_is_the_new_object_where_no_other_is_named_and_else_the_old_o
 
 
 def test_what_is_not_read_is_named_and_never_refused() -> None:
-    read = parse({**MILL, "id": 3, "meta": {"source": "web", "deep": {"more": [1]}}, "post": {"prompt": 5}, "year": None})
+    read = parse(
+        {**MILL, "id": 3, "meta": {"source": "web", "deep": {"more": [1]}}, "post": {"prompt": 5}, "year": None}
+    )
     assert read.facts == (Fact(**MILL),)
     assert read.unread == ("id", "meta.source", "meta.deep.more", "post", "year")
 
@@ -116,7 +118,11 @@ def test_what_is_not_read_is_named_and_never_refused() -> None:
         ({"target": " Oslo. ", "previous": "Bern."}, "Oslo", "Bern"),
         ({"target": "Oslo</s>", "previous": "<|endoftext|>"}, "Oslo", None),
         ({"target": "Mill & Sons Inc.", "previous": "Booker T."}, "Mill & Sons Inc.", "Booker T."),
-        ({"target": "U.S.", "previous": "It stands in a town of the south."}, "U.S.", "It stands in a town of the south."),
+        (
+            {"target": "U.S.", "previous": "It stands in a town of the south."},
+            "U.S.",
+            "It stands in a town of the south.",
+        ),
         ({"prompt": "This is a text on Old Mill.", "target": "It ran."}, "It ran.", "Bern"),
     ],
 )
@@ -157,7 +163,12 @@ def test_other_signs_for_the_subject(slot: str) -> None:
 
 EN, FI = (
     {"subject": "Old Mill", "src": "Where is Old Mill?", "alt": "Oslo"},
-    {"subject": "Vanha mylly", "src": "Missä on Vanha mylly?", "rephrase": "Missä Vanha mylly sijaitsee?", "alt": "Osloon"},
+    {
+        "subject": "Vanha mylly",
+        "src": "Missä on Vanha mylly?",
+        "rephrase": "Missä Vanha mylly sijaitsee?",
+        "alt": "Osloon",
+    },
 )
 
 
