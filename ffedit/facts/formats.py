@@ -225,15 +225,14 @@ class _Reading:
         new, old, said = (self._names(role, prompt) for role in ("target", "previous", "answer"))
         if not new and not said:
             self._refuse_blank("target")
-        writing = (new or said)[:1]
-        target, aliases = (writing[0][1][0], writing[0][1][1:]) if writing else (None, ())
-        same = [names for _, names in said if names[0] == target]
-        old = [*old, *((name, names) for name, names in said if names[0] != target and isinstance(names[0], str))]
-        read = {name for name, _ in (*writing, *old[:1])} | {name for name, names in said if names in same}
-        self.unread += [name for name, _ in (*new, *said, *old) if name not in read]
-        if old and len(old[0][1]) > 1:
-            self.unread.append(f"{old[0][0]}, further names")
-        return target, old[0][1][0] if old else None, (*aliases, *(name for names in same for name in names))
+        (writes, names), *others = new or said or [("", (None,))]
+        target, same = names[0], [(name, answers) for name, answers in said if answers[0] == names[0]]
+        old += [(name, answers) for name, answers in said if answers[0] != target and isinstance(answers[0], str)]
+        (replaces, previous), *_ = old or [("", (None,))]
+        read = {writes, replaces, *(name for name, _ in same)}
+        self.unread += [name for name, _ in (*others, *said, *old) if name not in read]
+        self.unread += [f"{replaces}, further names"] if len(previous) > 1 else []
+        return target, previous[0], (*names[1:], *(answer for _, answers in same for answer in answers))
 
     def _names(self, role: str, prompt: str) -> list[tuple[str, tuple[Any, ...]]]:
         """Return the fields of a role that name an object, without what stands behind a name and is not part of it."""

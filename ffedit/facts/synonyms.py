@@ -24,7 +24,7 @@ NAMES = {
     "answer_old original_object original_answer original_target object_true true_object true_answer true_target "
     "answer_true target_original target_previous attribute before before_answer before_object",
     "answer": "answer answers object obj obj_label label labels output completion response tail gold a pred",
-    "target_aliases": "target_aliases answer_alias answer_aliases new_answer_alias target_alias aliases alternatives",
+    "target_aliases": "target_aliases target_alias new_answer_alias new_answer_aliases",
     "relation": "relation_id relation predicate rel",
     "case_id": "case_id known_id",
     "occurrence": "occurrence",
