@@ -243,8 +243,12 @@ def reading_options(command: Command) -> Command:
     @click.option("--language", help="Of records in several languages, the one to write (en); the others are asked.")
     @click.option("--skip-bad", is_flag=True, help="Go on without the records that cannot be used, and list them.")
     @functools.wraps(command)
-    def wrapped(fields: dict[str, str], language: str | None, skip_bad: bool, **kwargs: Any) -> Any:
-        return command(reading=Reading(fields, language, skip_bad), **kwargs)
+    def wrapped(
+        sources: tuple[str, ...], fields: dict[str, str], language: str | None, skip_bad: bool, **kwargs: Any
+    ) -> Any:
+        if not sources and (fields or language is not None or skip_bad):
+            raise click.UsageError("--map, --language and --skip-bad are of FACTS; name a file")
+        return command(sources=sources, reading=Reading(fields, language, skip_bad), **kwargs)
 
     return wrapped  # type: ignore[return-value]
 

@@ -23,16 +23,17 @@ OF_CASE = frozenset(["case_id", "requested_rewrite", "questions", "new_answer", 
 def in_language(record: Record, language: str | None) -> tuple[Record, Record]:
     """Return the part of a record in `language`, and the parts in the others by language.
 
-    A record in one language, or in none, is returned whole. Raises FactError for several without a choice.
+    Without a language a record of one part, or of none, is returned whole. Raises FactError for several without a
+    choice, and for a language that the record is not in.
     """
     keys = {str(key).casefold(): key for key, value in record.items() if _is_part(str(key), value)}
-    if len(keys) < 2:
+    if language is None and len(keys) < 2:
         return record, {}
     if language is None or language.casefold() not in keys:
-        asked = "" if language is None else f", and not in {language}"
-        first = next(iter(keys.values()))
         there = ", ".join(map(str, keys.values()))
-        raise FactError(f"the record is in {there}{asked}; choose one: --language {first}", kind="no language chosen")
+        chosen = f"the record is in {there}; choose one: --language {next(iter(keys.values()), '')}"
+        absent = f"the record has no part in {language}, {f'only in {there}' if there else 'nor in any language'}"
+        raise FactError(chosen if language is None else absent, kind="no part in the language")
     chosen = record[keys.pop(language.casefold())]
     common = {key: value for key, value in record.items() if value is not chosen and key not in keys.values()}
     return {**common, **chosen}, {key: record[key] for key in keys.values()}

@@ -177,7 +177,7 @@ READ = {
 def test_files_as_people_have_them_are_read(name: str) -> None:
     if not (CASES / name).exists():
         pytest.skip(f"{CASES / name} is not here")
-    found = sift_facts(CASES / name, language="en")
+    found = sift_facts(CASES / name, language="en" if name == "two_languages.json" else None)
     count, unread = READ[name]
     assert len(found.facts) == count and set(found.unread) == set(unread)
     bad = {"nothing to change": 1, "a contradiction": 2, "no place for the subject": 1, "an empty target": 1}

@@ -175,7 +175,9 @@ EN, FI = (
 def test_one_language_is_written_and_the_others_are_asked() -> None:
     both = {"id": 1, "en": EN, "fi": FI}
     assert message(parse, both) == "the record is in en, fi; choose one: --language en"
-    assert message(parse, both, Shape(language="de")).startswith("the record is in en, fi, and not in de; choose one")
+    assert message(parse, both, Shape(language="de")) == "the record has no part in de, only in en, fi"
+    assert message(parse, EN, Shape(language="de")) == "the record has no part in de, nor in any language"
+    assert parse({"en": EN}, Shape(language="en")) == parse({"en": EN})
     (fact,) = parse(both, Shape(language="EN")).facts
     assert (fact.subject, fact.target) == ("Old Mill", "Oslo")
     assert [(p.prompt, p.target, p.kind) for p in fact.cross_lingual] == [
