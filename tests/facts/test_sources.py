@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,10 @@ from records import MILL, message
 from ffedit.facts.fact import Fact
 from ffedit.facts.reading import read_facts, sift_facts
 from ffedit.facts.sources import load_records, stream_records
+from ffedit.facts.synonyms import role_of
 
-CASES = Path(__file__).parents[3] / "shared" / "cases"
+ROOT = Path(__file__).parents[2]
+CASES = ROOT.parent / "shared" / "cases"
 FACT, SECOND = Fact(**MILL), Fact("Red, or so", 'He said "{}\nis', "Rome")
 HEADER = ("subject", "prompt", "target", "previous")
 CSV = 'Subject,Prompt,Target,Ground Truth\nOld Mill,Old Mill lies in,Oslo,Bern\n"Red, or so","He said ""{}\nis",Rome,\n'
@@ -151,6 +154,27 @@ def test_several_files_are_read_as_one(tmp_path: Path) -> None:
         f"{paths[0]}, record 2: target is empty; expected some text (2 records"
     )
     assert message(read_facts, []) == "no file of facts was given; expected at least one"
+
+
+# The page on files -------------------------------------------------------------------------------
+
+PAGE = (ROOT / "docs" / "your-file.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(("kind", "block"), re.findall(r"```(json|yaml)\n(.*?)```", PAGE, re.DOTALL))
+def test_every_shape_of_the_page_is_read(tmp_path: Path, kind: str, block: str) -> None:
+    (tmp_path / f"f.{kind}").write_text(block, encoding="utf-8")
+    found = sift_facts(tmp_path / f"f.{kind}", language="en" if '"en"' in block else None)
+    assert found.facts and not found.left_out and not found.unread
+
+
+def test_every_name_on_the_page_is_known() -> None:
+    rows = re.findall(r"^\| `?(\w+)`? \| (`.*) \|$", PAGE, re.MULTILINE)
+    assert len(rows) == 10
+    for role, text in rows:
+        for name in re.findall(r"`([^`]+)`", text.partition(":")[0]):
+            found = role_of(name.split("."))
+            assert found is not None and found[0].split()[0] == ("answer" if role == "either" else role), name
 
 
 # The cases of the field ---------------------------------------------------------------------------
