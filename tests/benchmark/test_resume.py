@@ -249,7 +249,7 @@ def test_the_command(model: Path, empty: Path, capsys: pytest.CaptureFixture[str
     assert found["run"]["config"]["memit"]["value"]["steps"] == 2
     again = shell(capsys, *words, "--out", "out", "--where", "part=one", "--quiet")
     assert (again.code, again.out, again.err) == (0, "", "")
-    other = shell(capsys, *words, "--out", "out", "--limit", "2")
+    other = shell(capsys, *words, "--out", "out", "--limit", "2", "--quiet")
     assert other.code == 1 and "results of another run" in other.err and other.err.count("\n") == 1
     for wrong, told in (
         (["--methods", "rmoe"], "method 'rmoe'"),
@@ -263,7 +263,7 @@ def test_the_command(model: Path, empty: Path, capsys: pytest.CaptureFixture[str
         (["--where", "part=None"], "no record"),
         (["--preset", "paper"], "preset 'paper'"),
     ):
-        refused = shell(capsys, *words, *wrong, "--out", "other")
+        refused = shell(capsys, *words, *wrong, "--out", "other", "--quiet")
         assert refused.code == 1 and told in refused.err and refused.err.count("\n") == 1, refused.err
     assert not (empty / "other" / "manifest.json").exists()
 
