@@ -130,6 +130,7 @@ class _Reading:
         self.record, self.shape = record, shape
         self.notes: list[str] = []
         self.unread: list[str] = []
+        self.forms: list[str] = []  # of the subject: as it is named, and as it stands in the prompt
         ranked: dict[str, list[tuple[tuple[int, int], str, Any]]] = {}
         for path, value in entries(record):
             name, role = ".".join(path), role_of(path)
@@ -264,8 +265,13 @@ class _Reading:
                     f"prompt {show(prompt)} has {{}}, and no subject is named{self._hint()}", kind="no subject"
                 )
             self.notes.append(NO_SUBJECT)
+            self.forms = [prompt.strip()]
             return prompt.strip(), prompt
-        if not isinstance(subject, str) or SLOT in prompt or any(occurrences(prompt, subject := subject.strip())):
+        if not isinstance(subject, str):
+            return subject, prompt
+        subject = subject.strip()
+        self.forms = [subject]
+        if SLOT in prompt or any(occurrences(prompt, subject)):
             return subject, prompt
         span = find_mention(prompt, subject)
         if span is None:
@@ -276,6 +282,7 @@ class _Reading:
                 kind="no place for the subject",
             )
         found = prompt[slice(*span)]
+        self.forms.append(found)
         self.notes += [Note(OTHER_FORM, f"{show(subject)} as {show(found)}")] if found != subject else []
         return found, f"{prompt[: span[0]]}{SLOT}{prompt[span[1] :]}"
 
@@ -333,7 +340,7 @@ class _Reading:
                 groups["locality"].append(_question(probe))
             elif names.get("locality") is False:  # ffedit's own form
                 groups["locality"].append(probe)
-            elif self._is_about(filled.prompt, fact) and (probe.kind is not None or probe.target is None):
+            elif self._is_about_subject(filled) and (probe.kind is not None or probe.target is None):
                 groups["same_subject"].append(filled)
             else:
                 groups["locality" if probe.target is None else "neighbors"].append(filled)
@@ -348,9 +355,8 @@ class _Reading:
             portability=tuple(probe for probe in follows if probe.target is not None),
         )
 
-    def _is_about(self, prompt: str, fact: Fact) -> bool:
-        names = (fact.subject, *(text for _, value in self.fields.get("subject", ()) for text in texts_of(value)))
-        return any(name.casefold() in prompt.casefold() for name in names)
+    def _is_about_subject(self, probe: Probe) -> bool:
+        return any(form.casefold() in probe.prompt.casefold() for form in self.forms)
 
     # What to do ---------------------------------------------------------------------------------------
 
