@@ -28,7 +28,7 @@ __all__ = ["apply", "here", "run", "thorough_apply", "verified_here"]
 SCHEMA = Draft202012Validator(json.loads(Path(str(apply_command.__file__)).with_name("result.schema.json").read_text()))
 RATES = ("efficacy", "paraphrase", "specificity", "same_subject")
 SCORES = {*NAMES, "perplexity", *(f"{name}_magnitude" for name in RATES)}
-SCORES -= {"portability", "keep", "also"}  # which are not asked here
+SCORES -= {"portability", "keep", "also", "cross_lingual"}  # which are not asked here
 
 
 def test_apply_shows_the_whole_argument(thorough_apply: Command, here: Path) -> None:
@@ -321,3 +321,11 @@ def test_apply_uploads_what_it_exported(
     done = apply("bare.json", "--export", "out", "--push-to-hub", "owner/name")
     assert done.code == 0 and "Pushed to https://hub/owner/name" in done.out
     assert (uploads[0]["repo_id"], uploads[0]["folder_path"]) == ("owner/name", Path("out"))
+
+
+def test_a_long_object_is_told_and_written_in_windows(run: Command, here: Path, model: Path) -> None:
+    (here / "long.json").write_text(json.dumps({**FACT, "target": " ".join(["Rome Madrid"] * 12)}))
+    words = ["apply", "long.json", "-m", model, "--corpus", model.parent / "corpus.txt", "--layer", "0", "--dry-run"]
+    whole, parts = run(*words), run(*words, "--windows", "8")
+    assert "1 new object of more than 20 tokens (up to 24): one value seldom holds so many" in whole.err
+    assert "1 value in about" in whole.out and parts.err == "" and "3 values in about" in parts.out
