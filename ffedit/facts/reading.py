@@ -24,6 +24,8 @@ from ffedit.facts.formats import Shape, parse
 from ffedit.facts.sources import Source, name_of, stream_records
 from ffedit.facts.text import counted
 
+# Fields that are named as not read.
+MOST_NAMES = 20
 REPEATED = "repeats an earlier record: both are one fact"
 OVERWRITTEN = "a later record gives another object, which counts"
 # The number of a record, from 1; of several sources, with its source in front: "b.json, record 3".
@@ -98,7 +100,8 @@ class Sifted:
             example = getattr(note, "example", "")
             first.setdefault(note, f"; the first is {_where(number)}: {example}" if example else "")
         notes = [f"{self.source}: {note} ({counted(n, 'record')}{first[note]})" for note, n in counts.items()]
-        unread = ", ".join(f"{name} ({n})" for name, n in self.unread.items())
+        unread = ", ".join(f"{name} ({n})" for name, n in [*self.unread.items()][:MOST_NAMES])
+        unread += f", and {len(self.unread) - MOST_NAMES} more" if len(self.unread) > MOST_NAMES else ""
         return [*notes, f"{self.source}: not read, with the number of records: {unread}"] if unread else notes
 
 
