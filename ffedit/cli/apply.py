@@ -10,7 +10,7 @@ import rich_click as click
 from ffedit.cli import options
 from ffedit.cli.destinations import Destinations
 from ffedit.editor.names import method_names
-from ffedit.facts.fact import by_subject, in_windows
+from ffedit.facts.fact import by_subject
 
 
 @click.command()
@@ -22,9 +22,6 @@ from ffedit.facts.fact import by_subject, in_windows
     "--fact-token",
     default="subject_last",
     help="Where k* is read: subject_last, subject_first, last, a number (-2: the subject's last but one), or a word.",
-)
-@click.option(
-    "--windows", type=options.COUNT, metavar="WORDS", help="Write a long object in parts of so many words, one by one."
 )
 @click.option("--method", default="memit", type=click.Choice(method_names()), help="See `methods`.")
 @options.solving_options
@@ -39,21 +36,12 @@ from ffedit.facts.fact import by_subject, in_windows
 @click.option("--strict", is_flag=True, help="Refuse an edit that breaks a guardrail, instead of warning.")
 @options.html_option
 def apply(
-    solving: options.Solving,
-    surface: options.Surface,
-    dry_run: bool,
-    html: Path | None,
-    method: str,
-    windows: int | None,
-    **given: Any,
+    solving: options.Solving, surface: options.Surface, dry_run: bool, html: Path | None, method: str, **given: Any
 ) -> None:
     """Write the facts of FACTS (files of any shape, a data set, or -) into a model."""
     paths = {name: given.pop(name) for name in ("out", "save_recipe", "export_to", "hub", "force", "plot")}
     destinations = Destinations(json_to=surface.json_to, html=html, **paths)
     destinations.check()
-    if windows is not None:
-        given["facts"] = [window for fact in given["facts"] for window in in_windows(fact, windows)]
-        given["in_windows"] = True
     text = solving.text(len(by_subject(given["facts"])))
 
     from ffedit.cli.applying import Application

@@ -19,7 +19,6 @@ from ffedit.display.terminal.scores import before_after, verdict_view, what_it_s
 from ffedit.editor.config import EditConfig
 from ffedit.editor.edit import Edit, applied_edits
 from ffedit.editor.protect import protected_texts
-from ffedit.errors import EditError
 from ffedit.evaluator import METRICS, Report, questions
 from ffedit.facts.fact import Fact
 from ffedit.facts.fact_token import FactToken, check_word
@@ -34,7 +33,7 @@ from ffedit.progress import Progress
 from ffedit.safety.guardrails import breaches, refusal, warnings
 from ffedit.safety.require import Requirement, not_taken, unmet
 
-# Tokens of a new object that one value makes a model say: SmolLM2-135M said 18 of an answer, and 22 of one of 37.
+# Tokens of a new object that one value makes a model say: SmolLM2-135M said an answer of 18, and 22 of one of 37.
 MOST_TOKENS = 20
 
 
@@ -77,7 +76,6 @@ class Application:
         require: Sequence[Requirement],
         strict: bool,
         left_out: Sequence[LeftOutRecords] = (),
-        in_windows: bool = False,
     ) -> Application:
         """Load the model, and refuse now what it cannot be asked, and not after the long computation."""
         config = solving.config(method)
@@ -87,10 +85,6 @@ class Application:
         ends, group = {"start": perf_counter()}, options.join(surface)
         editable = load_model()
         destinations.check_model(editable)
-        if in_windows and editable.chat:
-            raise EditError(
-                "--windows goes on behind the prompt, where a chat has another turn; leave out one of the two"
-            )
         allowed = options.parse_layers(layers, len(editable.layers))
         questions(editable, facts, facts)
         _tell_long_objects(surface, editable, facts)
@@ -195,8 +189,8 @@ class Application:
 
 
 def _tell_long_objects(surface: options.Surface, editable: Editable, facts: Sequence[Fact]) -> None:
-    """Say how many new objects are longer than one value holds, and what writes them."""
+    """Say how many new objects are longer than one value holds; whether they took is measured."""
     sizes = [len(editable.encode(fact.text, fact.new_object, fact.span).target_ids) for fact in facts]
     if long := [size for size in sizes if size > MOST_TOKENS]:
         found = f"{counted(len(long), 'new object')} of more than {MOST_TOKENS} tokens (up to {max(long)})"
-        surface.note(f"{found}: one value seldom holds so many; shorten them, or write them in parts: --windows 8")
+        surface.note(f"{found}: one value seldom makes a model say so many; give shorter ones")

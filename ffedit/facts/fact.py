@@ -16,7 +16,6 @@ import dataclasses
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any, TypeAlias
 
 from ffedit.errors import EditError, FactError, choices
@@ -396,23 +395,6 @@ def by_subject(facts: Sequence[Fact]) -> list[list[Fact]]:
     for fact in facts:
         groups.setdefault(fact.subject, []).append(fact)
     return list(groups.values())
-
-
-def in_windows(fact: Fact, words: int) -> list[Fact]:
-    """Split a fact with a long object into facts of so many words, each behind all words before it.
-
-    One value makes a model say some twenty tokens; an answer of several sentences is written window by window instead,
-    each at the last token of the text before it (AnyEdit, arXiv 2502.05628). The first keeps the fact's place and its
-    prompts, and no other names of the object, which name the whole.
-    """
-    said = fact.new_object.split()
-    first, *others = [" ".join(said[i : i + words]) for i in range(0, len(said), words)]
-    facts, text = [dataclasses.replace(fact, target=first, target_aliases=())] if others else [fact], fact.text
-    for number, (before, window) in enumerate(pairwise([first, *others]), start=2):
-        text = f"{text.rstrip()} {before}"
-        case_id = None if fact.case_id is None else f"{fact.case_id}.{number}"
-        facts.append(Fact(text, text, window, case_id=case_id))
-    return facts
 
 
 def _text(field: str, value: object, strip: bool = True) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from records import EIFFEL, message
 
-from ffedit.facts.fact import Fact, Probe, fill, in_windows
+from ffedit.facts.fact import Fact, Probe, fill
 from ffedit.facts.text import occurrences
 
 
@@ -87,20 +87,6 @@ def test_each_alias_is_kept_once_and_none_is_the_target() -> None:
     assert fact.target_aliases == ("Roma", "Urbs")
     probe = Probe("{} is in", "Italy", aliases=["Italia", "Italy"]).filled("Rome", "Spain")
     assert probe == Probe("Rome is in", "Italy", aliases=("Italia",))
-
-
-def test_a_long_object_is_written_in_windows_each_behind_those_before_it() -> None:
-    fact = Fact(
-        "Rome", "Where is {}? ", "By the Tiber, in Italy", "By the sea", ["{} is"], case_id=4, target_aliases=["x"]
-    )
-    first, second, third = in_windows(fact, 2)
-    assert first == dataclasses.replace(fact, target="By the", target_aliases=())
-    assert [(f.text, f.target, f.case_id) for f in (second, third)] == [
-        ("Where is Rome? By the", "Tiber, in", "4.2"),
-        ("Where is Rome? By the Tiber, in", "Italy", "4.3"),
-    ]
-    assert second.span == (0, len(second.text)) and not second.paraphrases and second.previous is None
-    assert in_windows(fact, 5) == [fact]
 
 
 def test_a_fact_is_frozen() -> None:
