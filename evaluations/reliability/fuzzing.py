@@ -10,6 +10,7 @@ is read as well. A case is plain JSON, and the same case spoils the same bytes.
 from __future__ import annotations
 
 import copy
+import csv
 import hashlib
 import io
 import json
@@ -235,7 +236,7 @@ damages = st.lists(st.tuples(*[st.integers(0, 2**32 - 1)] * 3), min_size=1, max_
 
 
 def facts_files() -> list[Files]:
-    """Return the files of `edits/`, one of each format, cut to a few records; as JSON, JSON lines, and a table."""
+    """Return the files of `edits/`, one of each format, cut to a few records; as JSON, JSON lines, YAML and CSV."""
     variants: list[Files] = []
     for path in sorted((HERE / "edits").glob("*.json*")):
         text = path.read_text(encoding="utf-8")
@@ -244,8 +245,18 @@ def facts_files() -> list[Files]:
         variants += [
             {"facts.json": _dump(records)},
             {"facts.jsonl": b"".join(_dump(record) + b"\n" for record in records)},
+            {"facts.yaml": yaml.safe_dump(records, allow_unicode=True).encode()},
+            {"facts.csv": _csv(records)},
         ]
     return variants
+
+
+def _csv(records: list[dict[str, Any]]) -> bytes:
+    """Write records as a table: text as it is, everything else as JSON."""
+    titles = list(dict.fromkeys(name for record in records for name in record))
+    rows = [[r.get(t, "") if isinstance(r.get(t, ""), str) else json.dumps(r[t]) for t in titles] for r in records]
+    csv.writer(table := io.StringIO()).writerows([titles, *rows])
+    return table.getvalue().encode()
 
 
 def read_facts_file(folder: Path) -> object:

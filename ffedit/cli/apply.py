@@ -38,7 +38,7 @@ from ffedit.facts.fact import by_subject
 def apply(
     solving: options.Solving, surface: options.Surface, dry_run: bool, html: Path | None, method: str, **given: Any
 ) -> None:
-    """Write the facts of FACTS (a file in any known format, a data set, or -) into a model."""
+    """Write the facts of FACTS (files of any shape, a data set, or -) into a model."""
     paths = {name: given.pop(name) for name in ("out", "save_recipe", "export_to", "hub", "force", "plot")}
     destinations = Destinations(json_to=surface.json_to, html=html, **paths)
     destinations.check()

@@ -22,6 +22,8 @@ from ffedit.editor.protect import protected_texts
 from ffedit.evaluator import METRICS, Report, questions
 from ffedit.facts.fact import Fact
 from ffedit.facts.fact_token import FactToken, check_word
+from ffedit.facts.reading import LeftOutRecords
+from ffedit.facts.text import counted
 from ffedit.inference.corpus import Corpus
 from ffedit.layer_choice.choose import Found, find_layer, known_layer, spread_below
 from ffedit.loading.distributed import ProcessGroup
@@ -30,6 +32,9 @@ from ffedit.model.memory import Address
 from ffedit.progress import Progress
 from ffedit.safety.guardrails import breaches, refusal, warnings
 from ffedit.safety.require import Requirement, not_taken, unmet
+
+# Tokens of a new object that one value makes a model say: SmolLM2-135M said an answer of 18, and 22 of one of 37.
+MOST_TOKENS = 20
 
 
 @dataclass(frozen=True)
@@ -51,6 +56,7 @@ class Application:
     config: EditConfig
     stats: Corpus | Mapping[Address, KeyMoments]
     group: ProcessGroup
+    left_out: Sequence[LeftOutRecords]
     ends: dict[str, float] = field(default_factory=dict)  # seconds at which the start and then each stage ended
 
     @classmethod
@@ -69,6 +75,7 @@ class Application:
         spread: int,
         require: Sequence[Requirement],
         strict: bool,
+        left_out: Sequence[LeftOutRecords] = (),
     ) -> Application:
         """Load the model, and refuse now what it cannot be asked, and not after the long computation."""
         config = solving.config(method)
@@ -80,6 +87,7 @@ class Application:
         destinations.check_model(editable)
         allowed = options.parse_layers(layers, len(editable.layers))
         questions(editable, facts, facts)
+        _tell_long_objects(surface, editable, facts)
         protected = protected_texts(editable, facts, config.key)
         for name in () if protected is None else protected.left_out:
             surface.note(f"{name!r} is not protected: it is what a fact is about")
@@ -101,6 +109,7 @@ class Application:
             config=config,
             stats=stats,
             group=group,
+            left_out=left_out,
             ends=ends,
         )
 
@@ -167,7 +176,7 @@ class Application:
         failure = unmet(self.require, report.after or report.before) or (refusal(broken) if self.strict else None)
         failure = failure or (None if destinations.force else not_taken(report.verdict))
         saved = {"edit": destinations.out, "checkpoint": destinations.export_to} if failure is None else {}
-        applied = result.applied(self.editable, edit, found, report, self.ends, saved, self.layers)
+        applied = result.applied(self.editable, edit, found, report, self.ends, saved, self.layers, self.left_out)
         with surface.json_ready(applied), destinations.pictures_ready(applied, found):
             if failure is None:
                 destinations.save(self.editable, edit)
@@ -177,3 +186,11 @@ class Application:
             options.pushed(destinations.export_to, destinations.hub),
             destinations.next_step(self.facts[0], self.editable.chat),
         )
+
+
+def _tell_long_objects(surface: options.Surface, editable: Editable, facts: Sequence[Fact]) -> None:
+    """Say how many new objects are longer than one value holds; whether they took is measured."""
+    sizes = [len(editable.encode(fact.text, fact.new_object, fact.span).target_ids) for fact in facts]
+    if long := [size for size in sizes if size > MOST_TOKENS]:
+        found = f"{counted(len(long), 'new object')} of more than {MOST_TOKENS} tokens (up to {max(long)})"
+        surface.note(f"{found}: one value seldom makes a model say so many; give shorter ones")

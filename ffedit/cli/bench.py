@@ -13,7 +13,6 @@ from ffedit.cli import options
 from ffedit.editor.names import check_method_name, method_names
 from ffedit.errors import EditError, FactError
 from ffedit.facts.fact import Fact
-from ffedit.facts.reading import sift_facts
 from ffedit.facts.text import counted
 from ffedit.files.atomic import write_text
 
@@ -25,7 +24,8 @@ if TYPE_CHECKING:
 
 @click.command()
 @options.output_options
-@click.argument("source", metavar="FACTS")
+@click.argument("sources", nargs=-1, required=True, metavar="FACTS...")
+@options.reading_options
 @click.option("--methods", default=",".join(method_names()), help="Which, with commas.")
 @click.option("--mode", default="single", help="single, batch:N or sequential[:N].")
 @click.option("--out", type=options.FILE, required=True, metavar="DIR", help="Results; a run goes on where it stopped.")
@@ -39,7 +39,8 @@ if TYPE_CHECKING:
 @options.asking_options
 @options.html_option
 def bench(
-    source: str,
+    sources: tuple[str, ...],
+    reading: options.Reading,
     methods: str,
     mode: str,
     out: Path,
@@ -65,12 +66,18 @@ def bench(
     configs = {name: solving.config(name) for name in names}
     workers, parsed = options.join(surface), Mode.parse(mode)
     field, _, value = (where or "").partition("=")
-    sifted = sift_facts(source, together=parsed.name != "single", where=None if where is None else (field, value))
+    sifted = reading.sift(
+        sources,
+        surface,
+        together=parsed.name != "single",
+        in_sequence=parsed.name == "sequential",
+        where=None if where is None else (field, value),
+    )
     facts = sifted.facts[:limit]
     text = solving.text(most_subjects(facts, parsed))
     editable = load_model(show=False)
     chosen = _highest_and_below(layers, spread, len(editable.layers))
-    surface.show(model_line(editable), *sifted.noted())
+    surface.show(model_line(editable))
     if not surface.quiet:
         surface.show(_expected(editable, facts, configs, parsed, chosen, workers.size))
     try:
@@ -95,7 +102,8 @@ def bench(
     missing = len(report.failures) + len(report.unusable)
     reasons = f"; {missing} could not be measured, and it says why" if missing else ""
     surface.show(headline_table(headline(report)), f"{out / 'report.md'} has all tables{reasons}")
-    surface.write_json(report.to_dict())
+    told = report.to_dict()
+    surface.write_json({**told, "left_out": [*told["left_out"], *(kind.to_dict() for kind in sifted.by_kind)]})
     if html is not None and workers.first:
         from ffedit.cli.result import command_line
         from ffedit.display.html.bench import bench_page

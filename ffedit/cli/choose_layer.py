@@ -7,20 +7,26 @@ import rich_click as click
 import ffedit
 from ffedit.cli import options
 from ffedit.editor.names import method_names
-from ffedit.facts.reading import read_facts
 
 
 @click.command()
 @options.output_options
-@click.argument("source", required=False, metavar="[FACTS]")
+@click.argument("sources", nargs=-1, metavar="[FACTS]...")
+@options.reading_options
 @click.option("--layers", "--layer", default="auto", help="To try: N, A-B, or auto: a few shares of the depth.")
 @click.option("--method", default="memit", type=click.Choice(method_names()), help="Of the edits.")
 @options.asking_options
 def choose_layer(
-    source: str | None, layers: str, method: str, load_model: options.LoadModel, surface: options.Surface
+    sources: tuple[str, ...],
+    reading: options.Reading,
+    layers: str,
+    method: str,
+    load_model: options.LoadModel,
+    surface: options.Surface,
 ) -> None:
     """Write facts that the model knows, of FACTS or of those that ship, at a few layers, and say which is best."""
-    facts = None if source is None else read_facts(source)
+    sifted = reading.sift(sources, surface) if sources else None
+    facts = None if sifted is None else list(sifted.facts)
 
     from ffedit.display.terminal.layer_choice import trial_edits
 
@@ -29,4 +35,5 @@ def choose_layer(
     with surface.progress() as progress:
         choice = ffedit.choose_layer(editable, method, facts, tried, progress=progress)
     surface.show(trial_edits(choice))
-    surface.write_json({"model": editable.name, **choice.to_dict()})
+    left_out = [] if sifted is None else [records.to_dict() for records in sifted.by_kind]
+    surface.write_json({"model": editable.name, **choice.to_dict(), "left_out": left_out})

@@ -11,6 +11,7 @@ from rich.text import Text
 import ffedit
 from ffedit.cli import options
 from ffedit.facts.fact import Fact
+from ffedit.facts.reading import LeftOutRecords
 from ffedit.files.atomic import write_text
 
 UNLIKE = Text("The edit was computed in the model's chat template; measured without (--chat).", style="yellow")
@@ -31,7 +32,7 @@ UNLIKE = Text("The edit was computed in the model's chat template; measured with
 @options.html_option
 def evaluate(
     facts: list[Fact],
-    unusable: Sequence[tuple[int, str]] = (),
+    left_out: Sequence[LeftOutRecords] = (),
     *,
     load_model: options.LoadModel,
     edit_from: Path | None,
@@ -41,7 +42,7 @@ def evaluate(
     html: Path | None,
     surface: options.Surface,
 ) -> None:
-    """Score the facts of FACTS (a file in any known format, a data set, or -) on a model."""
+    """Score the facts of FACTS (files of any shape, a data set, or -) on a model."""
     if edit_from is not None and edited is not None:
         raise click.UsageError("give either --edit or --edited")
     if explain and edit_from is None:
@@ -66,7 +67,7 @@ def evaluate(
             explanation = ffedit.explain(editable, facts, edit, progress)
     why = None if explanation is None else explanation_view(explanation)
     surface.show(all_scores(report), what_it_says(report), why, verdict_view(report, edit, editable))
-    evaluated = result.evaluated(editable, report, unusable, explanation)
+    evaluated = result.evaluated(editable, report, left_out, explanation)
     surface.write_json(evaluated)
     if html is not None and group.first:
         from ffedit.display.html.result import result_page

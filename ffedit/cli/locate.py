@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ from ffedit.display.figures.saving import check_plot, save_figure
 from ffedit.editor.names import method_names
 from ffedit.errors import EditError
 from ffedit.facts.fact import Fact
+from ffedit.facts.reading import LeftOutRecords
 from ffedit.files.atomic import check_file
 
 if TYPE_CHECKING:
@@ -71,6 +73,8 @@ SEVERS: dict[str, list[Part | None]] = {
 @click.option("--save", type=options.FILE, metavar="FILE.npz", help="Write the numbers, with the names of their axes.")
 def locate(
     facts: list[Fact],
+    left_out: Sequence[LeftOutRecords] = (),
+    *,
     load_model: options.LoadModel,
     layers: str,
     kind: str,
@@ -89,7 +93,7 @@ def locate(
     surface: options.Surface,
     **settings: Any,
 ) -> None:
-    """Trace where a model recalls the facts of FACTS (a file in any known format, a data set, or -)."""
+    """Trace where a model recalls the facts of FACTS (files of any shape, a data set, or -)."""
     combinations = [(each, cut) for each in KINDS[kind] for cut in SEVERS[sever]]
     _check_files(plot, save, len(combinations), averaged or len(facts) == 1)
     if layers != "all" and (averaged or sweep):
@@ -147,7 +151,7 @@ def locate(
     if swept is not None:
         surface.show(compare_layers(swept), auto_in_words(auto_layer(editable, method)))
     chosen = layer if swept is None else swept.layer
-    surface.write_json(result.located(editable, facts, measured, aggregates, chosen, routes, swept, mapped))
+    surface.write_json(result.located(editable, facts, measured, aggregates, chosen, routes, swept, mapped, left_out))
     if save is not None:
         (aggregates[0] if averaged else measured[0].traces[0]).save(save)
     if plot is not None and mapped is not None:

@@ -24,6 +24,7 @@ from ffedit.evaluator import Explanation, FactScores, Report
 from ffedit.evaluator.verdict import took
 from ffedit.exporter import Exported
 from ffedit.facts.fact import Fact
+from ffedit.facts.reading import LeftOutRecords
 from ffedit.inference.routing import Routes
 from ffedit.layer_choice.calibrate import Sweep
 from ffedit.layer_choice.choose import Found
@@ -44,10 +45,12 @@ def located(
     routes: Sequence[Mapping[int, Routes]],
     sweep: Sweep | None,
     mapped: SiteMap | None = None,
+    records: Sequence[LeftOutRecords] = (),
 ) -> dict[str, Any]:
     """Return the result of `ffedit locate`: `trace` is a fact's first measurement, `traces` are all of several.
 
-    `sweep` are the edits of these facts at each layer, `mapped` the sites of the only one, where they were asked for.
+    `sweep` are the edits of these facts at each layer, `mapped` the sites of the only one, where they were asked for;
+    `records` are those that were left out.
     """
     rows = []
     for i, fact in enumerate(facts):
@@ -64,6 +67,7 @@ def located(
         "fingerprint": fingerprint(editable),
         "layer": layer,
         "facts": rows,
+        "left_out": [kind.to_dict() for kind in records],
         **{name: _rounded(measurement) for name, measurement in more.items() if measurement},
         "versions": versions(),
     }
@@ -77,13 +81,15 @@ def applied(
     ends: Mapping[str, float],
     saved: Mapping[str, Path | None],
     asked: str = "auto",
+    records: Sequence[LeftOutRecords] = (),
 ) -> dict[str, Any]:
     """Return the result of `ffedit apply`.
 
     `choice` is the layer and the grounds for it, `ends` the seconds at which the start and then each stage ended,
-    `saved` the folders for the `edit` and the `checkpoint`, None for what is not kept, `asked` the value of `--layers`.
+    `saved` the folders for the `edit` and the `checkpoint`, None for what is not kept, `asked` the value of `--layers`,
+    `records` those that were left out.
     """
-    measured, about = _measured(editable, report), edit.provenance
+    measured, about = _measured(editable, report, records), edit.provenance
     for row, trace, search in zip_longest(measured["facts"], choice.traces.traces, value_searches(edit)):
         row["trace"] = None if trace is None else _trace(trace, edit.layers[-1])
         row["value"] = search and asdict(search)
@@ -112,17 +118,17 @@ def applied(
 def evaluated(
     editable: Editable,
     report: Report,
-    unusable: Sequence[tuple[int, str]] = (),
+    records: Sequence[LeftOutRecords] = (),
     explanation: Explanation | None = None,
 ) -> dict[str, Any]:
     """Return the result of `ffedit evaluate`: means with intervals, means over known facts, and means by kind.
 
-    `unusable` are the records that could not be made into facts, each with its number and reason. In the result,
+    `records` are those that were left out, `unusable` each of them with its number and reason. In the result,
     `references` is the number of texts over which the document frequencies of consistency were counted.
     """
     (before, after), kinds = report.known, report.kinds
     return {
-        **_measured(editable, report),
+        **_measured(editable, report, records),
         "known": {
             "facts": sum(fact.scores.knew == 1 for fact in report.facts_before),
             "before": before.to_dict(),
@@ -130,7 +136,7 @@ def evaluated(
         },
         "kinds": {"before": kinds[0], "after": kinds[1] if report.after else None},
         "references": report.references,
-        "unusable": [{"record": number, "reason": reason} for number, reason in unusable],
+        "unusable": [{"record": number, "reason": why} for kind in records for number, why in kind.records],
         **({} if explanation is None else {"explanation": _rounded(explanation.to_dict())}),
     }
 
@@ -156,8 +162,8 @@ def examined(editable: Editable) -> dict[str, Any]:
     return {**_model(editable), "versions": versions(), "device": str(editable.device), "memories": memories}
 
 
-def _measured(editable: Editable, report: Report) -> dict[str, Any]:
-    """Return the scores per fact, their means and intervals, and the command line."""
+def _measured(editable: Editable, report: Report, records: Sequence[LeftOutRecords]) -> dict[str, Any]:
+    """Return the scores per fact, their means and intervals, what was left out, and the command line."""
     rows = []
     for before, after in zip_longest(report.facts_before, report.facts_after or ()):
         sides = {"before": before, "after": after}
@@ -175,7 +181,7 @@ def _measured(editable: Editable, report: Report) -> dict[str, Any]:
             side: {name: asdict(interval) for name, interval in of.items() if not interval.is_point}
             for side, of in intervals.items()
         },
-        "left_out": [omission.to_dict() for omission in report.left_out],
+        "left_out": [*(omission.to_dict() for omission in report.left_out), *(kind.to_dict() for kind in records)],
         "command": command_line(),
         "versions": versions(),
     }

@@ -69,6 +69,8 @@ def requests(q: Questions, kinds: Collection[str]) -> Iterator[GenerationRequest
             yield _whole(prompt.text, *prompt.aliases) if prompt.named else own
     if "portability" in kinds:
         yield from (_whole(prompt.text, *prompt.aliases) for prompt in q.portability)
+    if "cross_lingual" in kinds:
+        yield from (_whole(prompt.text, *prompt.aliases) for prompt in q.cross_lingual)
     if "locality" in kinds:
         sizes = ((prompt.text, len(prompt.text.target_ids)) for prompt in q.stay)
         yield from (GenerationRequest(text, size, least=size) for text, size in sizes)

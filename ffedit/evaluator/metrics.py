@@ -334,6 +334,12 @@ def also(q: Questions, now: Responses, before: Responses) -> float | None:
     return _mean([says_new(pair, now.generations) for pair in q.also])
 
 
+@metric("share", "up", "said in other languages", FFEDIT, generates=["cross_lingual"])
+def cross_lingual(q: Questions, now: Responses, before: Responses) -> float | None:
+    """Share of the fact's prompts in other languages after which it says the new object, by any of its names there."""
+    return _mean([float(now.generations.says(asked.text, aliases=asked.aliases)) for asked in q.cross_lingual])
+
+
 # The registry --------------------------------------------------------------------------------
 
 

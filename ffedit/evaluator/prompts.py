@@ -61,6 +61,7 @@ class Questions:
     locality: tuple[Prompt, ...]
     keep: tuple[Prompt, ...]
     also: tuple[Pair, ...]
+    cross_lingual: tuple[Prompt, ...]
     generation: tuple[Encoded, ...]
     left_out: Mapping[str, int]
 
@@ -88,12 +89,16 @@ class Questions:
         yield from (("locality", asked.prompt, asked.text) for asked in self.locality)
         yield from (("keep", asked.prompt, asked.text) for asked in self.keep)
         yield from (("also", pair.prompt, pair.new) for pair in self.also)
+        yield from (("cross_lingual", asked.prompt, asked.text) for asked in self.cross_lingual)
 
     @property
     def texts(self) -> tuple[Encoded, ...]:
         """All prompts with answers."""
         both = [text for pair in self.pairs for text in (pair.new, pair.true)]
-        return (*both, *(prompt.text for prompt in (*self.portability, *self.locality, *self.keep)))
+        return (
+            *both,
+            *(prompt.text for prompt in (*self.portability, *self.locality, *self.keep, *self.cross_lingual)),
+        )
 
 
 def questions(editable: Editable, facts: Sequence[Fact], batch: Sequence[Fact], full: bool = False) -> list[Questions]:
@@ -159,6 +164,14 @@ def _questions(editable: Editable, fact: Fact, edited: Edited, own: dict[str, En
         named = probe.target is not None
         return Prompt(probe.prompt, answered(probe), probe.kind, named, names, probe.target, probe.needs)
 
+    def in_other_languages() -> Iterator[Prompt]:
+        """Yield the fact's prompts in other languages; count those that the tokenizer does not know."""
+        for probe in fact.cross_lingual_probes:
+            try:
+                yield question(probe)
+            except FactError:
+                left_out["cross_lingual"] += 1
+
     def unchanged(score: str, probes: Sequence[Probe], moves: Callable[[Probe], bool]) -> list[Probe]:
         """Return the probes that the edit should not change and that have an answer; count the others in `left_out`."""
         still = [probe for probe in probes if not moves(probe)]
@@ -197,6 +210,7 @@ def _questions(editable: Editable, fact: Fact, edited: Edited, own: dict[str, En
         portability=tuple(map(question, follows)),
         locality=tuple(map(question, locality)),
         keep=tuple(map(question, keep)),
+        cross_lingual=tuple(in_other_languages()),
         also=tuple(stated(wording) for wording, _ in fact.statements[1:]),
         generation=tuple(text(begun, "") for begun in fact.generation_texts) if full else (),
         left_out=+left_out,

@@ -15,7 +15,7 @@ from ffedit.facts.text import counted
 # Those of the headline.
 NAMES = (
     *("efficacy", "paraphrase", "specificity", "same_subject", "portability", "score", "generation"),
-    *("keep", "also", "degenerate", "greedy_entropy", "drift"),
+    *("keep", "also", "cross_lingual", "degenerate", "greedy_entropy", "drift"),
 )
 SAMPLED = "outside the sample whose distributions are kept"
 # The items that a score is measured on.
@@ -27,6 +27,7 @@ MEASURED_ON = {
     "portability": "question",
     "locality": "unrelated question",
     "keep": "keep prompt",
+    "cross_lingual": "prompt in another language",
     "neighbor_with_edit": "neighbor",
     "divergence": "neighbor",
 }
@@ -37,7 +38,11 @@ REASONS = {
     "/one": "both objects are one, so there is nothing to compare",
     "/alone": "they need edits that are not made together with this one",
 }
-OF_SCORE = {"neighbor_with_edit": "too long for the model behind the edit's sentence", "divergence": SAMPLED}
+OF_SCORE = {
+    "neighbor_with_edit": "too long for the model behind the edit's sentence",
+    "divergence": SAMPLED,
+    "cross_lingual": "the model's tokenizer does not know them",
+}
 
 
 class Scores(SimpleNamespace):

@@ -102,6 +102,7 @@ class Fact(Displayed):
     - `relation`, `case_id`: names from the data set, for reports only.
     - `keep`: probes whose answers the edit must not change; `also`: further wordings, each with `{}` or the subject in
       it, that must have the new object. The edit is optimised on both, so none of their prompts may measure it.
+    - `cross_lingual`: the fact asked in other languages; each probe gives the answer there, its kind is the language.
 
     White space around subject, target and previous is dropped; prompts stay as they are. The tokenizer decides how
     a prompt and its target are joined. Raises FactError, one line, for values that cannot be used.
@@ -124,6 +125,7 @@ class Fact(Displayed):
     target_aliases: tuple[str, ...] = ()
     keep: tuple[Probe, ...] = ()
     also: tuple[str, ...] = ()
+    cross_lingual: tuple[Probe, ...] = ()
 
     def __init__(
         self,
@@ -144,6 +146,7 @@ class Fact(Displayed):
         target_aliases: Iterable[str] = (),
         keep: Iterable[ProbeLike] = (),
         also: Iterable[str] = (),
+        cross_lingual: Iterable[ProbeLike] = (),
     ) -> None:
         target = _optional_text("target", target)
         values = {
@@ -164,6 +167,7 @@ class Fact(Displayed):
             "target_aliases": _aliases("target_aliases", target_aliases, target),
             "keep": _probes("keep", keep),
             "also": _texts("a prompt", "also", also),
+            "cross_lingual": _probes("cross_lingual", cross_lingual),
         }
         vars(self).update(values)
         if type(self.occurrence) is not int:
@@ -171,9 +175,13 @@ class Fact(Displayed):
         if SLOT in self.subject:
             raise FactError(f"subject {show(self.subject)} holds {{}}; the slot belongs into the prompt")
         if self.target is not None and self.target == self.previous:
-            raise FactError(f"target and previous are both {show(self.target)}; expected a new object")
+            raise FactError(
+                f"target and previous are both {show(self.target)}; expected a new object", kind="nothing to change"
+            )
         if unanswered := [probe.prompt for probe in self.portability if probe.target is None]:
             raise FactError(f"portability {show(unanswered[0])} has no target; give the answer that follows")
+        if unanswered := [probe.prompt for probe in self.cross_lingual if probe.target is None]:
+            raise FactError(f"cross_lingual {show(unanswered[0])} has no target; give the answer in its language")
         _ = self.statements
         self._check_apart()
 
@@ -184,6 +192,7 @@ class Fact(Displayed):
         also = dict.fromkeys((text for text, _ in self.statements[1:]), "also")
         changing = {self.text: "prompt"} | dict.fromkeys(self.paraphrase_texts, "paraphrases")
         changing |= {probe.prompt: "portability" for probe in self.portability_probes}
+        changing |= {probe.prompt: "cross_lingual" for probe in self.cross_lingual_probes}
         staying = {probe.prompt: "neighbors" for probe in self.neighbor_probes}
         staying |= {probe.prompt: "same_subject" for probe in self.same_subject_probes}
         staying |= {probe.prompt: "locality" for probe in self.locality_probes}
@@ -252,6 +261,11 @@ class Fact(Displayed):
     def portability_probes(self) -> tuple[Probe, ...]:
         """Probes whose answers follow from the edit, with the subject in them."""
         return tuple(p.filled(self.subject) for p in self.portability)
+
+    @property
+    def cross_lingual_probes(self) -> tuple[Probe, ...]:
+        """Probes in other languages, with the subject in their slot if they have one."""
+        return tuple(p.filled(self.subject) for p in self.cross_lingual)
 
     @property
     def locality_probes(self) -> tuple[Probe, ...]:

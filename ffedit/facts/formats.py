@@ -1,80 +1,90 @@
-"""The record formats of the field, recognised by their shape and read into `Fact`.
+"""From a record of any shape to facts, by the names of its fields.
 
-A format is one function from a record to its facts with its `@record_format` row: the name, and the shape that tells
-it from the others. Formats are tried in the order in which they stand here, the special before the general. A field
-may be text in some files, and a list or a list of lists of aliases in others; all are read alike. Of several answers
-the first is the target, as in the published code, and the others are its aliases.
+`synonyms.NAMES` says what each name stands for, wherever it is nested, `values.py` what its value may be. Of several
+answers the first is the target, as in the published code, and the others are its aliases.
 
-Content of a record that no fact can hold is named in a note. A record that cannot be used raises FactError, one line,
-that names the field.
+Nothing is lost in silence: what a record holds besides is listed in `Parsed.unread`, and what was read otherwise than
+it is written is named in a note. A record that cannot be used raises FactError, one line, that names the field.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, TypeAlias, TypeVar
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from difflib import SequenceMatcher
+from typing import Any
 
-from ffedit.errors import FactError
-from ffedit.facts.fact import MULTI_HOP, SLOT, Fact, Probe, show
+from ffedit.errors import FactError, meant
+from ffedit.facts.fact import SLOT, Fact, Probe, show
+from ffedit.facts.mentions import find_mention, nearest
+from ffedit.facts.shapes import OF_CASE, edits_of, in_language, in_one_prompt, is_case
+from ffedit.facts.synonyms import FIELDS, NAMES, TEXTS, normal, role_of
+from ffedit.facts.text import occurrences
+from ffedit.facts.values import Record, at, bare, entries, is_blank, key_of, texts_of, with_slot
 
-Record: TypeAlias = Mapping[str, Any]
-
-OWN_FIELDS = frozenset(field.name for field in dataclasses.fields(Fact))
-# What the value of a field is, by the mark behind its name in a shape.
-MARKS: Mapping[str, tuple[type, ...]] = {"": (object,), "[...]": (list, tuple), "{str}": (Mapping,)}
 # Prefix of the questions of Natural Questions in MEND's data.
 NATURAL_QUESTION = "nq question: "
+QUESTION_MARKS = ("?", "？", "؟")
+PROBE_FIELDS = frozenset(field.name for field in dataclasses.fields(Probe))
+# What names a prompt and its answer in an object of both.
+ASKING = ("paraphrases", "neighbors", "portability", "locality")
+ANSWERING = ("target", "previous", "answer", *(f"{role} answers" for role in ASKING))
+
+NO_SUBJECT = (
+    "no subject is named: the whole prompt is the subject and its last token the place, so that other wordings will "
+    "seldom give the new object; --map subject=FIELD names one"
+)
+OTHER_FORM = "the subject is taken in the form that its prompt has"
+ENDED = "the prompt ends in its object, and is asked without it"
+BARE = "a full stop or special token behind an object is left out"
+UNANSWERED = "portability prompts without an answer were left out"
+REPLACED = "Forgetfulness prompts that ask for what the edit replaces were left out"
+TOGETHER = "multi-hop questions are asked where all {} edits of their case are made together"
+
+
+class Note(str):
+    """A few words on what was read otherwise than it is written, with an `example`; equal to others of these words."""
+
+    example: str
+
+    def __new__(cls, words: str, example: str = "") -> Note:
+        """Return the words."""
+        note = super().__new__(cls, words)
+        note.example = example
+        return note
 
 
 @dataclass(frozen=True)
 class Parsed:
-    """Facts of one record, and notes in words on what was left out of them."""
+    """Facts of one record, notes on what was read otherwise than written, and the fields not read."""
 
     facts: tuple[Fact, ...]
     notes: tuple[str, ...] = ()
-
-
-Reader: TypeAlias = Callable[[Record], Fact | Parsed]
-R = TypeVar("R", bound=Reader)
+    unread: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
-class Format:
-    """Record format: its name, the fields that it is recognised by, and its reader.
+class Shape:
+    """What the user says of the records. Raises FactError for a field that a fact has not.
 
-    `shape` names fields with commas between, | between alternatives; [...] marks a list, {str} an object.
+    - `fields`: a field of `Fact` -> the name of the records' field for it, with dots into nested records.
+    - `language`: the one that is written, of records in several; the others are asked.
+    - `need_targets`: whether a record without a new object is refused.
     """
 
-    name: str
-    shape: str
-    read: Reader
+    fields: Mapping[str, str] = field(default_factory=dict)
+    language: str | None = None
+    need_targets: bool = False
 
-    def fits(self, record: Record) -> bool:
-        """Return whether a record has this shape; ffedit's own form may also leave out the target."""
-
-        def has(field: str) -> bool:
-            name, _, mark = field.partition(" ")
-            return name in record and isinstance(record[name], MARKS[mark])
-
-        fields = self.shape.split(", ")
-        if self.read == Fact.from_dict and record.keys() <= OWN_FIELDS:
-            fields.remove("target")
-        return all(any(map(has, field.split(" | "))) for field in fields)
+    def __post_init__(self) -> None:
+        for name in self.fields:
+            if name not in FIELDS:
+                raise FactError(f"a fact has no field {name!r}{meant(name, FIELDS)}; known are {', '.join(FIELDS)}")
 
 
-FORMATS: list[Format] = []
-
-
-def record_format(name: str, shape: str) -> Callable[[R], R]:
-    """Add a format with the reader that follows."""
-
-    def add(read: R) -> R:
-        FORMATS.append(Format(name, shape, read))
-        return read
-
-    return add
+ANY = Shape()
 
 
 def parse_record(record: object) -> Fact:
@@ -85,307 +95,331 @@ def parse_record(record: object) -> Fact:
     return facts[0]
 
 
-def parse(record: object) -> Parsed:
-    """Read one record. Raises FactError for a shape that no row of `FORMATS` fits, and for a bad fact."""
+def parse(record: object, shape: Shape = ANY) -> Parsed:
+    """Read one record. Raises FactError where no prompt is recognised in it, and for a bad fact."""
     if not isinstance(record, Mapping):
-        raise FactError(f"expected an object, found {show(record)}")
-    for row in FORMATS:
-        if row.fits(record):
-            read = row.read(record)
-            return read if isinstance(read, Parsed) else Parsed((read,))
-    keys = ", ".join(map(str, record)) or "none"
-    known = "; ".join(f"{row.name} ({row.shape})" for row in FORMATS)
-    raise FactError(f"unknown shape, found the keys {show(keys)}; known are: {known}")
+        raise FactError(f"expected an object, found {show(record)}", kind="no object")
+    record, others = in_language(record, shape.language)
+    readings = [_Reading(in_one_prompt(part), shape) for part in edits_of(record)]
+    facts = [reading.fact() for reading in readings]
+    notes = [note for reading in readings for note in reading.notes]
+    unread = [name for reading in readings for name in reading.unread]
+    if is_case(record):
+        unread += [name for name in record if name not in OF_CASE]
+        if len(facts) > 1 and facts[-1].portability:
+            notes.append(TOGETHER.format(len(facts)))
+    for language, other in others.items():
+        try:
+            facts[0] = _asked_in(language, _Reading(other, ANY).fact(), facts[0])
+        except FactError as error:
+            notes.append(Note(f"what is in {language} cannot be asked", str(error)))
+    return Parsed(tuple(facts), tuple(dict.fromkeys(notes)), tuple(dict.fromkeys(unread)))
 
 
-# The formats -------------------------------------------------------------------------------
+def _asked_in(language: str, other: Fact, fact: Fact) -> Fact:
+    """Return a fact that is asked in another language, too, where it is `other`."""
+    texts = (other.text, *other.paraphrase_texts)
+    probes = tuple(Probe(text, other.new_object, language, other.target_aliases) for text in texts)
+    return dataclasses.replace(fact, cross_lingual=fact.cross_lingual + probes)
 
 
-@record_format("MQuAKE", "requested_rewrite [...]")
-def mquake(record: Record) -> Parsed:
-    """Read a record of MQuAKE (arXiv 2305.14795): the single edits of a multi-hop question, each with its own question.
+class _Reading:
+    """Fields of one record by their roles, and the fact that they make."""
 
-    The new answer to a case's questions follows from its edits: portability of the last one, which needs the others
-    to be edited as well. The questions are three phrasings of one, and a case counts once, as answered if any phrasing
-    is (section 3.3). Aliases of the new answer are `new_answer_alias`; those of an edit's object are in the single
-    hop that asks for it.
+    def __init__(self, record: Record, shape: Shape) -> None:
+        self.record, self.shape = record, shape
+        self.notes: list[str] = []
+        self.unread: list[str] = []
+        self.forms: list[str] = []  # of the subject: as it is named, and as it stands in the prompt
+        ranked: dict[str, list[tuple[tuple[int, int], str, Any]]] = {}
+        for path, value in entries(record):
+            name, role = ".".join(path), role_of(path)
+            if role is not None and role[0] not in shape.fields and name not in shape.fields.values():
+                ranked.setdefault(role[0], []).append(((role[1], len(path)), name, value))
+            elif name not in shape.fields.values():
+                self.unread.append(name)
+        # By role: the fields, each with its name, in the order in which they are preferred.
+        self.fields: dict[str, list[tuple[str, Any]]] = {
+            role: [(name, value) for _, name, value in sorted(found, key=lambda entry: entry[0])]
+            for role, found in ranked.items()
+        }
+        self.fields |= {role: [(path, at(record, path))] for role, path in shape.fields.items()}
+        self._take_object_from_statement()
+
+    def fact(self) -> Fact:
+        """Return the fact. Raises FactError where it has no prompt, and as `Fact` does."""
+        prompts = self._texts("prompt")
+        if not prompts:
+            raise FactError(f"unknown shape: no field is known as a prompt{self._hint()}", kind="unknown shape")
+        if not isinstance(prompts[0], str):
+            raise FactError(f"prompt must be text, found {show(prompts[0])}")
+        target, previous, aliases = self._objects(prompts[0])
+        if target is None and self.shape.need_targets:
+            raise FactError(
+                f"{show(prompts[0])} has no new object; give a target (without one: locate only){self._hint()}",
+                kind="no new object",
+            )
+        subject, prompt = self._subject(self._without_object(with_slot(prompts[0]), target))
+        occurrence = self._first("occurrence", 0)
+        fact = Fact(
+            subject,
+            prompt,
+            target,
+            previous,
+            relation=self._first("relation"),
+            case_id=self._first("case_id"),
+            occurrence=int(occurrence) if isinstance(occurrence, str) and occurrence.isdecimal() else occurrence,
+            target_aliases=(*aliases, *self._texts("target_aliases")) if target is not None else (),
+            paraphrases=_prompts(*prompts[1:], *self._texts("paraphrases")),
+            generation=_prompts(*self._texts("generation")),
+            references=self._texts("references"),
+            also=_prompts(*self._texts("also")),
+            neighbors=self._probes("neighbors"),
+            keep=self._probes("keep"),
+            cross_lingual=self._probes("cross_lingual"),
+        )
+        return self._with_probes(fact)
+
+    # Texts ----------------------------------------------------------------------------------------
+
+    def _texts(self, role: str) -> tuple[Any, ...]:
+        """Return the texts of a role: of roles of one text, those of the first field that is not empty."""
+        filled = [(name, texts) for name, value in self.fields.get(role, ()) if (texts := texts_of(value))]
+        if role in TEXTS:
+            return tuple(text for _, texts in filled for text in texts)
+        self.unread += [name for name, _ in filled[1:]]
+        return filled[0][1] if filled else ()
+
+    def _first(self, role: str, default: Any = None) -> Any:
+        return next(iter(self._texts(role)), default)
+
+    def _refuse_blank(self, role: str) -> None:
+        """Refuse a role whose fields are empty text; null and NaN are as good as no field."""
+        if any(is_blank(value) for _, value in self.fields.get(role, ())):
+            raise FactError(f"{role} is empty; expected some text", kind=f"an empty {role}")
+
+    def _take_object_from_statement(self) -> None:
+        """Take new and old object from statements that go on where the prompt ends, where no field names them.
+
+        RippleEdits states both facts whole, and has the prompt besides.
+        """
+        stated = [(name, value) for name, value in self.fields.get("prompt", ()) if isinstance(value, str)]
+        if len(stated) < 2 or "target" in self.fields or "answer" in self.fields:
+            return
+        name, prompt = min(stated, key=lambda entry: len(entry[1]))
+        objects = [
+            (path, text.removeprefix(prompt))
+            for path, text in sorted(stated, key=lambda entry: entry[0].count("."))
+            if text.startswith(f"{prompt} ")
+        ]
+        if objects:
+            self.fields |= {"prompt": [(name, prompt)], "target": objects[:1], "previous": objects[1:]}
+
+    # Objects and subject ----------------------------------------------------------------------------
+
+    def _objects(self, prompt: str) -> tuple[Any, Any, tuple[Any, ...]]:
+        """Return the new object, the old one and other names of the new one; None for what is not named.
+
+        The `answer` of a record is its new object where it names no other, and else the old one, if it differs: MEND's
+        zsRE writes `alt`, and ROME's, which has none, the true answer, `answers[0]`, in place of the model's `pred`.
+        """
+        new, old, said = (self._names(role, prompt) for role in ("target", "previous", "answer"))
+        if not new and not said:
+            self._refuse_blank("target")
+        (writes, names), *others = new or said or [("", (None,))]
+        target, same = names[0], [(name, answers) for name, answers in said if answers[0] == names[0]]
+        old += [(name, answers) for name, answers in said if answers[0] != target and isinstance(answers[0], str)]
+        (replaces, previous), *_ = old or [("", (None,))]
+        read = {writes, replaces, *(name for name, _ in same)}
+        self.unread += [name for name, _ in (*others, *said, *old) if name not in read]
+        self.unread += [f"{replaces}, further names"] if len(previous) > 1 else []
+        return target, previous[0], (*names[1:], *(answer for _, answers in same for answer in answers))
+
+    def _names(self, role: str, prompt: str) -> list[tuple[str, tuple[Any, ...]]]:
+        """Return the fields of a role that name an object, without what stands behind a name and is not part of it."""
+        found = []
+        for field_name, value in self.fields.get(role, ()):
+            written = texts_of(value)
+            names = tuple(bare(name, prompt) if isinstance(name, str) else name for name in written)
+            if any(isinstance(name, str) and name.strip() != said for name, said in zip(written, names, strict=True)):
+                self.notes.append(BARE)
+            if names := tuple(name for name in names if name != ""):
+                found.append((field_name, names))
+        return found
+
+    def _without_object(self, prompt: str, target: Any) -> str:
+        """Cut the object off a prompt that ends in it, as a statement does."""
+        whole = prompt.rstrip(" .")
+        if not isinstance(target, str) or not whole.endswith(f" {target}"):
+            return prompt
+        self.notes.append(ENDED)
+        return whole.removesuffix(target).rstrip()
+
+    def _subject(self, prompt: str) -> tuple[Any, str]:
+        """Return the subject as it stands in the prompt, and the prompt, with {} where it stands in another form."""
+        subject = self._first("subject")
+        if subject is None:
+            self._refuse_blank("subject")
+            if SLOT in prompt:
+                raise FactError(
+                    f"prompt {show(prompt)} has {{}}, and no subject is named{self._hint()}", kind="no subject"
+                )
+            self.notes.append(NO_SUBJECT)
+            self.forms = [prompt.strip()]
+            return prompt.strip(), prompt
+        if not isinstance(subject, str):
+            return subject, prompt
+        subject = subject.strip()
+        self.forms = [subject]
+        if SLOT in prompt or any(occurrences(prompt, subject)):
+            return subject, prompt
+        span = find_mention(prompt, subject)
+        if span is None:
+            alike = nearest(prompt, subject)
+            raise FactError(
+                f"prompt {show(prompt)} has neither {{}} nor the subject {show(subject)}"
+                f"{'' if alike is None else f' (nearest is {show(alike)})'}; put {{}} where the subject stands",
+                kind="no place for the subject",
+            )
+        found = prompt[slice(*span)]
+        self.forms.append(found)
+        self.notes += [Note(OTHER_FORM, f"{show(subject)} as {show(found)}")] if found != subject else []
+        return found, f"{prompt[: span[0]]}{SLOT}{prompt[span[1] :]}"
+
+    # Prompts with answers -----------------------------------------------------------------------------
+
+    def _probes(self, role: str, subject: str = SLOT) -> tuple[Probe, ...]:
+        """Return the prompts of a role, each with its answers; those by kind with the subject in them, as published."""
+        fields, answers = self.fields.get(role, []), self.fields.get(f"{role} answers", [])
+        probes: list[Probe] = []
+        for i, (name, value) in enumerate(fields):
+            grouped = isinstance(value, Mapping)
+            kind = name.rpartition(".")[2] if grouped and normal(name) != role else None
+            asked = self._probes_of(name, value, answers[i][1] if i < len(answers) else None, kind)
+            probes += [probe.filled(subject) for probe in asked] if grouped else asked
+        self.unread += [name for name, _ in answers[len(fields) :]]
+        return tuple(probes)
+
+    def _probes_of(self, name: str, value: Any, answers: Any = None, kind: str | None = None) -> list[Probe]:
+        """Return the probes of a field: prompts, objects of a prompt and its answers, or either by kind.
+
+        `answers` are those of plain prompts: one for each, or all for each.
+        """
+        if isinstance(value, Probe):
+            return [value]
+        if isinstance(value, (list, tuple)) and any(isinstance(item, Mapping | Probe) for item in value):
+            return [probe for item in value for probe in self._probes_of(name, item, None, kind)]
+        if not isinstance(value, Mapping):
+            return _paired(name, value, answers, kind)
+        if isinstance(value.get("prompt"), str) and set(value) <= PROBE_FIELDS:
+            return [Probe.of({"kind": kind, **value})]
+        says = key_of(value, ANSWERING)
+        asks = key_of(value, ("prompt",)) or (says and key_of(value, ASKING))
+        if asks is not None:
+            self.unread += [f"{name}.{key}" for key in value if key not in (asks, says)]
+            return _paired(name, value[asks], value.get(says), kind)
+        if "test_queries" in value:  # RippleEdits: queries with the condition under which they count
+            return self._probes_of(name, value["test_queries"], None, kind)
+        return [p for key, held in value.items() for p in self._probes_of(f"{name}.{key}", held, None, str(key))]
+
+    def _with_probes(self, fact: Fact) -> Fact:
+        """Add what follows from a fact, and sort what stays by what it is about.
+
+        Files call "locality" what is about other relations of the subject (`same_subject`), about other subjects
+        (`neighbors`), and about neither: questions of Natural Questions, known by their prefix, and prompts without an
+        answer, which is the model's own then. Forgetfulness of KnowEdit supposes that an object is added to a list:
+        where its answer is the very object that this edit replaces, keeping it would be failure, and it is left out.
+        """
+        groups: dict[str, list[Probe]] = {"neighbors": [], "same_subject": [], "locality": []}
+        names = {normal(name): isinstance(value, Mapping) for name, value in self.fields.get("locality", ())}
+        for probe in self._probes("locality"):
+            filled = probe.filled(fact.subject)
+            if probe.kind == "Forgetfulness" and probe.target and fact.previous in (probe.target, *probe.aliases):
+                self.notes.append(REPLACED)
+            elif filled.prompt.startswith(NATURAL_QUESTION) or "loc" in names:
+                groups["locality"].append(_question(probe))
+            elif names.get("locality") is False:  # ffedit's own form
+                groups["locality"].append(probe)
+            elif self._is_about_subject(filled) and (probe.kind is not None or probe.target is None):
+                groups["same_subject"].append(filled)
+            else:
+                groups["locality" if probe.target is None else "neighbors"].append(filled)
+        follows = self._probes("portability", fact.subject)
+        if any(probe.target is None for probe in follows):
+            self.notes.append(UNANSWERED)
+        return dataclasses.replace(
+            fact,
+            neighbors=(*fact.neighbors, *groups["neighbors"]),
+            same_subject=(*self._probes("same_subject"), *groups["same_subject"]),
+            locality=tuple(groups["locality"]),
+            portability=tuple(probe for probe in follows if probe.target is not None),
+        )
+
+    def _is_about_subject(self, probe: Probe) -> bool:
+        return any(form.casefold() in probe.prompt.casefold() for form in self.forms)
+
+    # What to do ---------------------------------------------------------------------------------------
+
+    def _hint(self) -> str:
+        """Say which fields there are, and the `--map` that would most likely read them."""
+        names = ", ".join(".".join(path) for path, _ in entries(self.record)) or "none"
+        option = ",".join(f"{role}={name}" for role, name in self._guess().items())
+        return f"; found the fields {show(names)}; try --map {shlex.quote(option)}"
+
+    def _guess(self) -> dict[str, str]:
+        """Guess which fields are prompt, subject and target, where they are not known; FIELD where none is like it.
+
+        A prompt is the longest text, a subject the longest that stands in the prompt, and a target one whose name is
+        most like a target's.
+        """
+        texts = {".".join(path): str(found[0]) for path, value in entries(self.record) if (found := texts_of(value))}
+        known = {role: found[0][0] for role, found in self.fields.items() if found}
+        guessed: dict[str, str] = {}
+
+        def free() -> list[str]:
+            return [name for name in texts if name not in (*known.values(), *guessed.values())]
+
+        if "prompt" not in known:
+            guessed["prompt"] = max(free(), key=lambda name: len(texts[name]), default="FIELD")
+        prompt = texts.get((known | guessed)["prompt"], "")
+        inside = [name for name in free() if texts[name].strip() in prompt]
+        if "subject" not in known and inside:
+            guessed["subject"] = max(inside, key=lambda name: len(texts[name]))
+        if "target" not in known and "answer" not in known:
+            guessed["target"] = max(free(), key=_like_target, default="FIELD")
+        return guessed
+
+
+def _like_target(name: str) -> float:
+    names = f"{NAMES['target']} {NAMES['answer']}".split()
+    return max(SequenceMatcher(None, normal(name), known).ratio() for known in names)
+
+
+def _prompts(*texts: Any) -> tuple[Any, ...]:
+    """Return prompts with {} for the subject, each once."""
+    return tuple(dict.fromkeys(map(with_slot, texts)))
+
+
+def _paired(name: str, asked: Any, answers: Any, kind: str | None) -> list[Probe]:
+    """Join prompts with their answers: lists of equal length one to one, else all answers to each prompt.
+
+    A prompt that stands there with several answers accepts any of them.
     """
-    questions, rewrites = _listed(record.get("questions")), _listed(record["requested_rewrite"])
-    if not rewrites:
-        raise FactError("requested_rewrite is empty; expected at least one edit")
-    case, alone = record.get("case_id"), len(rewrites) == 1
-    names = _listed(record.get("new_answer_alias"))
-    hops = [_object("an item of new_single_hops", hop) for hop in _listed(record.get("new_single_hops"))]
-    facts = []
-    for number, item in enumerate(rewrites, start=1):
-        request = _object("an item of requested_rewrite", item)
-        asked = request.get("question"), _need(request, "target_new", "str")
-        aliases = [hop.get("answer_alias") for hop in hops if (hop.get("question"), hop.get("answer")) == asked]
-        case_id = case if alone or case is None else f"{case}.{number}"
-        probes = {"paraphrases": _listed(asked[0]), "target_aliases": _listed(aliases)}
-        facts.append(_request(request, **probes, case_id=case_id))
-    needs = tuple(fact.text for fact in facts[:-1])
-    follows = (Probe(question, _need(record, "new_answer"), MULTI_HOP, names, needs) for question in questions)
-    facts[-1] = dataclasses.replace(facts[-1], portability=tuple(follows))
-    note = f"multi-hop questions are asked where all {len(facts)} edits of their case are made together"
-    return Parsed(tuple(facts), () if alone or not questions else (note,))
+    prompts = texts_of(asked)
+    if unfit := [prompt for prompt in prompts if not isinstance(prompt, str)]:
+        raise FactError(f"{name} must be text, found {show(unfit[0])}")
+    said = list(answers) if isinstance(answers, (list, tuple)) and min(len(answers), len(prompts)) > 1 else None
+    if said is not None and len(said) != len(prompts):
+        raise FactError(f"{name} has {len(prompts)} prompts and {len(said)} answers to them; one for each was expected")
+    by_prompt: dict[str, list[Any]] = {}
+    for prompt, answer in zip(prompts, said or [answers] * len(prompts), strict=True):
+        by_prompt.setdefault(prompt, []).extend(texts_of(answer))
+    return [
+        Probe(with_slot(prompt), next(iter(names), None), kind, tuple(names[1:])) for prompt, names in by_prompt.items()
+    ]
 
 
-@record_format("Reveal_Attention_Drift", "requested_rewrite {str}, rewrite {str}")
-def attention_drift(record: Record) -> Fact:
-    """Read a record of "Revealing and Mitigating Over-Attention in Knowledge Editing" (arXiv 2502.14838).
-
-    The request is plain text, and each group of probes {"prompts": [..], "targets": [..]}. What follows from the edit
-    (`p-reasoning`, and `p-subject_alias`, the fact by another name of the subject) is portability; other facts of the
-    subject (`l-relation`) should stay. A prompt that occurs with several targets accepts any of them.
-    """
-    return _fact(
-        record["requested_rewrite"],
-        target=_need(record, "requested_rewrite", "target_new"),
-        previous=record["requested_rewrite"].get("target_true"),
-        paraphrases=[probe.prompt for probe in _group(record, "p-paraphrase")],
-        neighbors=_group(record, "l-neighbor"),
-        same_subject=_group(record, "l-relation"),
-        portability=_group(record, "p-subject_alias") + _group(record, "p-reasoning"),
-        generation=tuple(dict.fromkeys(_listed(_object("generation", record.get("generation") or {}).get("prompts")))),
-        case_id=record.get("case_id"),
-    )
-
-
-def _group(record: Record, name: str) -> tuple[Probe, ...]:
-    """Return the probes of a group, each prompt once; their kind is the group's name."""
-    group = _object(name, record.get(name) or {})
-    prompts, targets = _listed(group.get("prompts")), _listed(group.get("targets"))
-    if len(prompts) != len(targets):
-        raise FactError(f"{name} has {len(prompts)} prompts and {len(targets)} answers to them")
-    answers: dict[Any, list[Any]] = {}
-    for prompt, target in zip(prompts, targets, strict=True):
-        answers.setdefault(prompt, []).append(target)
-    return tuple(_probe(prompt, names, name) for prompt, names in answers.items())
-
-
-@record_format("CounterFact", "requested_rewrite")
-def counterfact(record: Record) -> Fact:
-    """Read a record of CounterFact: a request with its probes. The answer to a neighborhood prompt is `target_true`.
-
-    `attribute_prompts` are left out: they are about other subjects that have the *new* object already, so
-    their answer neither changes with the edit nor is `previous`. `same_subject` and `portability`, prompts with their
-    answers, are ffedit's own extensions.
-    """
-    return _request(
-        _object("requested_rewrite", record["requested_rewrite"]),
-        paraphrases=_listed(record.get("paraphrase_prompts")),
-        neighbors=_listed(record.get("neighborhood_prompts")),
-        generation=_listed(record.get("generation_prompts")),
-        same_subject=_listed(record.get("same_subject")),
-        portability=_listed(record.get("portability")),
-        references=_listed(record.get("references")),
-        case_id=record.get("case_id"),
-    )
-
-
-@record_format("counterfact-tracing", "subject, relation_prefix, relation_suffix, target_true, target_false")
-def tracing(record: Record) -> Fact:
-    """Read a record of CounterFact in the form of the hub's `counterfact-tracing`: one flat request.
-
-    The subject stands between `relation_prefix` and `relation_suffix`, and includes the space in front of it.
-    """
-    space = " " if str(_need(record, "subject")).startswith(" ") else ""
-    return Fact(
-        subject=record["subject"],
-        prompt=f"{record['relation_prefix']}{space}{SLOT}{record['relation_suffix']}",
-        target=_need(record, "target_false"),
-        previous=_need(record, "target_true"),
-        relation=_first(record.get("relation_id")),
-        case_id=record.get("case_id"),
-    )
-
-
-@record_format("zsRE", "subject, src, alt | answers")
-def zsre(record: Record) -> Fact:
-    """Read zsRE as MEND and EasyEdit use it: write `alt`, or the true answer where there is no `alt`.
-
-    ROME and MEMIT write the true answer, `answers[0]`, in every record: so does a record without its `alt`. `previous`
-    is the true answer, or the record's `pred` where the true answer is written. The locality prompt is that
-    of ROME and MEMIT, its prefix "nq question: " included. EasyEdit's copy may have one question of portability.
-    """
-    hop = _object("portability", record.get("portability") or {})
-    answers = _listed(record.get("answers"))
-    true = _first(answers)
-    target = record.get("alt") or true
-    previous = next((old for old in (true, record.get("pred")) if old and old != target), None)
-    return Fact(
-        subject=_need(record, "subject"),
-        prompt=_need(record, "src"),
-        target=target,
-        previous=previous,
-        paraphrases=_listed(record.get("rephrase")),
-        locality=[_question("loc", record["loc"], record.get("loc_ans"))] if record.get("loc") else [],
-        portability=[_probe(hop["New Question"], _need(hop, "New Answer"))] if "New Question" in hop else [],
-        case_id=record.get("case_id"),
-        target_aliases=answers if target == true else (),
-    )
-
-
-@record_format("ROME/MEMIT request", "subject, prompt, target_new {str}")
-def rome(record: Record) -> Fact:
-    """Read a record of ROME and MEMIT: a request, `target_new` and an optional `target_true` as {"str": ...}."""
-    return _request(record, case_id=record.get("case_id"))
-
-
-@record_format("KnowEdit", "subject, prompt, target_new, locality | portability")
-def knowedit(record: Record) -> Parsed:
-    """Read KnowEdit (arXiv 2401.01286): EasyEdit's form with probes by kind, of what follows and of what should stay.
-
-    Relation_Specificity asks for the subject's other relations, Forgetfulness for other objects of the
-    edited one ("..., which is not Rome, is"). Both are about the subject, so both are `same_subject`; a probe
-    that does not name it is a neighbor, or if it has no answer `locality`: the model's answer before the edit.
-    Forgetfulness supposes that an object is added to a list. Where its answer is the very object that this
-    edit replaces, keeping it would be failure, and it is left out. A `ground_truth` is a list of answers, each a
-    list of its names: a model that continues with any one of them has answered.
-    """
-    notes: list[str] = []
-    fact = easyedit(record)
-    stays = list(_by_kind(record, "locality", fact.subject))
-    replaced = [p for p in stays if p.kind == "Forgetfulness" and p.target and fact.previous in (p.target, *p.aliases)]
-    kept = [p for p in stays if p not in replaced]
-    follows = list(_by_kind(record, "portability", fact.subject))
-    if replaced:
-        notes.append("Forgetfulness prompts that ask for what the edit replaces were left out")
-    if any(p.target is None for p in follows):
-        notes.append("portability prompts without an answer were left out")
-    others = [p for p in kept if fact.subject not in p.prompt]
-    fact = dataclasses.replace(
-        fact,
-        neighbors=fact.neighbors + tuple(p for p in others if p.target is not None),
-        locality=fact.locality + tuple(p for p in others if p.target is None),
-        same_subject=tuple(p for p in kept if fact.subject in p.prompt),
-        portability=tuple(p for p in follows if p.target is not None),
-    )
-    return Parsed((fact,), tuple(notes))
-
-
-def _by_kind(record: Record, field: str, subject: str) -> Iterator[Probe]:
-    """Yield each probe of `field` {kind: [{prompt, ground_truth}]}."""
-    for kind, items in _object(field, record.get(field) or {}).items():
-        for item in _listed(items):
-            prompts = _listed(_need(_object(f"{field}.{kind}", item), "prompt"))
-            answers = [item.get("ground_truth")]
-            if len(prompts) != 1:  # EasyEdit's requests: lists of prompts and of their answers
-                answers = list(answers[0]) if isinstance(answers[0], (list, tuple)) else []
-                if not prompts or len(prompts) != len(answers):
-                    raise FactError(f"{field}.{kind} has {len(prompts)} prompts and {len(answers)} answers to them")
-            for prompt, answer in zip(prompts, answers, strict=True):
-                yield _probe(prompt, answer, kind).filled(subject)
-
-
-@record_format("KnowEdit WikiBio", "concept, text, labels")
-def wikibio(record: Record) -> Parsed:
-    """Read KnowEdit's WikiBio: the next sentence (`labels`) of a passage (`text`) about `concept`."""
-    names = {"subject": record["concept"], "prompt": record["text"], "target_new": _first(record["labels"])}
-    return knowedit({**record, **names})
-
-
-@record_format("EasyEdit", "subject, prompt, target_new")
-def easyedit(record: Record) -> Fact:
-    """Read EasyEdit's flat form: `target_new` is text; locality prompts have one answer in common, or one for each.
-
-    Those of CounterFact are its neighbors; those of zsRE, known by their prefix, are unrelated to the fact.
-    """
-    asked = [(prompt, answer, str(prompt).startswith(NATURAL_QUESTION)) for prompt, answer in _locality(record)]
-    return _fact(
-        record,
-        target=record["target_new"],
-        previous=_first(record.get("ground_truth")),
-        paraphrases=_listed(record.get("rephrase_prompt") or record.get("rephrase")),
-        neighbors=[_probe(prompt, answer) for prompt, answer, question in asked if not question],
-        locality=[_question("locality_prompt", prompt, answer) for prompt, answer, question in asked if question],
-        case_id=record.get("case_id"),
-    )
-
-
-def _locality(record: Record) -> list[tuple[Any, Any]]:
-    """Return EasyEdit's locality prompts, each with the answers that it accepts."""
-    prompts = _listed(record.get("locality_prompt"))
-    count, answers = len(prompts), record.get("locality_ground_truth")
-    if not isinstance(answers, (list, tuple)) or count < 2 or len(answers) < 2:  # a list for one prompt holds aliases
-        return [(prompt, answers) for prompt in prompts]
-    if len(answers) != count:
-        raise FactError(f"locality_ground_truth has {len(answers)} answers; expected 1, or {count} as locality_prompt")
-    return list(zip(prompts, answers, strict=True))
-
-
-@record_format("FastEdit", "subject, prompt, queries")
-def fastedit(record: Record) -> Fact:
-    """Read a record of FastEdit: `queries` are paraphrases of the fact."""
-    return Fact(record["subject"], record["prompt"], _need(record, "target"), paraphrases=_listed(record["queries"]))
-
-
-@record_format("known_1000", "subject, prompt, attribute")
-def known(record: Record) -> Fact:
-    """Read ROME's causal-tracing set: true facts without a new object; tracing follows `previous`.
-
-    Its `template` often ends before `prompt` does, and the answer follows `prompt`: `prompt` is read.
-    """
-    return _fact(record, previous=record["attribute"], case_id=record.get("known_id"))
-
-
-record_format("ffedit", "subject, prompt, target")(Fact.from_dict)
-
-
-# Access to the fields of records -----------------------------------------------------------
-
-
-def _fact(record: Record, **more: Any) -> Fact:
-    """Return a fact with the fields that most formats have in common, and `more`."""
-    subject, prompt = _need(record, "subject"), _need(record, "prompt")
-    return Fact(subject, prompt, relation=_first(record.get("relation_id")), **more)
-
-
-def _request(record: Record, **more: Any) -> Fact:
-    """Return the fact of a request, with additional fields `more`."""
-    previous = _need(record, "target_true", "str") if record.get("target_true") else None
-    return _fact(record, target=_need(record, "target_new", "str"), previous=previous, **more)
-
-
-def _question(field: str, asked: Any, answer: Any) -> Probe:
-    """Build a question of Natural Questions as ROME and MEMIT ask it: with its prefix, "nq question: who sang it?"."""
-    if not isinstance(asked, str):
-        raise FactError(f"{field} must be text, found {show(asked)}")
-    question = asked.rstrip()
-    return _probe(question if question.endswith("?") else question + "?", answer)
-
-
-def _need(record: Record, *path: str) -> Any:
-    """Return the value at `path`. Raises FactError that names the missing field."""
-    value: Any = record
-    for depth, key in enumerate(path, start=1):
-        if not isinstance(value, Mapping) or key not in value:
-            raise FactError(f"{'.'.join(path[:depth])} is missing")
-        value = value[key]
-    return value
-
-
-def _object(field: str, value: object) -> Record:
-    if not isinstance(value, Mapping):
-        raise FactError(f"{field} must be an object, found {show(value)}")
-    return value
-
-
-def _listed(value: Any) -> tuple[Any, ...]:
-    """Flatten a value that may be text, a list, or a list of lists of aliases."""
-    if value is None or value == "":
-        return ()
-    if isinstance(value, (list, tuple)):
-        return tuple(item for inner in value for item in _listed(inner))
-    return (value,)
-
-
-def _first(value: Any) -> Any:
-    """Return the first item of `_listed`; None where there is none."""
-    return next(iter(_listed(value)), None)
-
-
-def _probe(prompt: Any, answers: Any, kind: str | None = None) -> Probe:
-    """Return a prompt with its answers: the first is the target, the others its aliases."""
-    return Probe(prompt, _first(answers), kind, _listed(answers)[1:])
+def _question(probe: Probe) -> Probe:
+    """Ask a question of Natural Questions as ROME and MEMIT do: with its prefix, "nq question: who sang it?"."""
+    asked = probe.prompt.rstrip()
+    return dataclasses.replace(probe, prompt=asked if asked.endswith(QUESTION_MARKS) else f"{asked}?")

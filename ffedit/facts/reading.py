@@ -1,9 +1,7 @@
-"""From a file or data set of facts, in any known format, to checked facts.
+"""From files or data sets of facts, of any shape, to checked facts.
 
-A source is a file of JSON, standard input, or a table. A file is any number of JSON values, one after the other: one
-object, one list, or JSON lines. A table is a parquet or arrow file, a folder of them, or a data set of the hub, read
-with the package `datasets` (an extra, imported when the first table is read; it runs no code that comes with a data
-set). Each record is read by its own shape (`formats.py`).
+`sources.py` gives the records of a source one by one, `formats.py` reads each by its own shape. Here they are put
+together: records that say the same become one fact, those that contradict each other are set apart.
 
 No record is skipped silently: `sift_facts` lists each record that cannot be used with its reason, and
 `read_facts` refuses a source with such a record.
@@ -12,75 +10,120 @@ No record is skipped silently: `sift_facts` lists each record that cannot be use
 from __future__ import annotations
 
 import dataclasses
-import glob
 import json
-import logging
 import os
-import re
-import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeAlias
 
 from ffedit.errors import FactError, brief
-from ffedit.facts.fact import Fact, as_protected, show
-from ffedit.facts.formats import parse
+from ffedit.facts.fact import Fact, as_protected, same_question, show
+from ffedit.facts.formats import Shape, parse
+from ffedit.facts.sources import Source, name_of, stream_records
+from ffedit.facts.text import counted
 
-# Number of unusable records that are listed one by one.
-SHOWN = 5
-# A table by its path or its name on the hub, then #configuration and :split; and the path of a file in a data set.
-TABLE = re.compile(r"(?P<path>.+?)(#(?P<configuration>[\w.-]+))?(:(?P<split>[\w.-]+))?", re.DOTALL)
-HUB = re.compile(r"(?P<set>\w[\w.-]*/\w[\w.-]*)(/(?P<file>[\w./-]+))?")
-SUFFIXES = {".parquet": "parquet", ".arrow": "arrow"}
+# Fields that are named as not read.
+MOST_NAMES = 20
+REPEATED = "repeats an earlier record: both are one fact"
+OVERWRITTEN = "a later record gives another object, which counts"
+# The number of a record, from 1; of several sources, with its source in front: "b.json, record 3".
+Number: TypeAlias = "int | str"
+
+
+@dataclass(frozen=True)
+class LeftOutRecords:
+    """Records that cannot be used for one `kind` of reason, in a few words: each with its number and its reason."""
+
+    kind: str
+    records: tuple[tuple[Number, str], ...]
+
+    def __str__(self) -> str:
+        first, reason = self.records[0]
+        return f"{counted(len(self.records), 'record')} left out, {self.kind}; the first is {_where(first)}: {reason}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the kind, the count, and the first record with its reason, ready for JSON."""
+        first, reason = self.records[0]
+        return {"kind": self.kind, "count": len(self.records), "first": first, "reason": reason}
 
 
 @dataclass(frozen=True)
 class Sifted:
-    """Content of a source of facts. Records are numbered from 1.
+    """Content of one source of facts, or of several. Records are numbered from 1.
 
     - `source`: its name, for messages; `records`: how many it has.
     - `facts`: those that can be used, in order.
-    - `left_out`: (record, reason) for each record that cannot be used.
-    - `notes`: (record, note) for each item of a used record that a fact cannot hold.
+    - `left_out`: (record, reason) for each record that cannot be used; `kinds`: in a few words, by record.
+    - `notes`: (record, note) for each item of a used record that a fact cannot hold, or that is read otherwise.
+    - `unread`: the fields that were not read, each with the number of records that have it.
     """
 
     source: str
     records: int
     facts: tuple[Fact, ...]
-    left_out: tuple[tuple[int, str], ...]
-    notes: tuple[tuple[int, str], ...]
+    left_out: tuple[tuple[Number, str], ...]
+    notes: tuple[tuple[Number, str], ...]
+    kinds: Mapping[Number, str] = dataclasses.field(default_factory=dict)
+    unread: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
     def whole(self) -> list[Fact]:
         """Return all facts. Raises FactError, one line, where a record was left out."""
         if self.left_out:
             number, reason = self.left_out[0]
-            more = f" ({len(self.left_out)} records of {self.records} cannot be used)"
-            raise FactError(f"{self.source}, record {number}: {reason}{more if len(self.left_out) > 1 else ''}")
+            of = number if isinstance(number, str) else f"{self.source}, record {number}"
+            good = self.records - len(self.left_out)
+            none = f" (none of {self.records} can be used)" if self.records > 1 else ""
+            some = f" ({counted(len(self.left_out), 'record')} of {self.records} cannot be used)"
+            goes_on = f"; --skip-bad goes on with the {good} that can"
+            raise FactError(f"{of}: {reason}{some}{goes_on}" if good else f"{of}{none}: {reason}")
         return list(self.facts)
 
+    @property
+    def by_kind(self) -> list[LeftOutRecords]:
+        """What was left out, by kind."""
+        kinds: dict[str, list[tuple[Number, str]]] = {}
+        for number, reason in self.left_out:
+            kinds.setdefault(self.kinds[number], []).append((number, reason))
+        return [LeftOutRecords(kind, tuple(records)) for kind, records in kinds.items()]
+
     def refused(self) -> list[str]:
-        """Return one line for each record left out, with the reason; of many, the first few."""
-        lines = [f"{self.source}, record {number}, is left out: {reason}" for number, reason in self.left_out[:SHOWN]]
-        more = len(self.left_out) - SHOWN
-        return [*lines, f"{self.source}: {more} more records are left out"] if more > 0 else lines
+        """Return one line for each kind of record left out, with its count and its first record."""
+        return [f"{self.source}: {kind}" for kind in self.by_kind]
 
     def noted(self) -> list[str]:
-        """Return the notes: equal ones in one line, with the number of records they are about."""
+        """Return the notes, equal ones in one line with the number of their records, and a line on unread fields."""
         counts = Counter(note for _, note in self.notes)
-        return [f"{self.source}: {note} ({n} record{'s' if n > 1 else ''})" for note, n in counts.items()]
+        first: dict[str, str] = {}
+        for number, note in self.notes:
+            example = getattr(note, "example", "")
+            first.setdefault(note, f"; the first is {_where(number)}: {example}" if example else "")
+        notes = [f"{self.source}: {note} ({counted(n, 'record')}{first[note]})" for note, n in counts.items()]
+        unread = ", ".join(f"{name} ({n})" for name, n in [*self.unread.items()][:MOST_NAMES])
+        unread += f", and {len(self.unread) - MOST_NAMES} more" if len(self.unread) > MOST_NAMES else ""
+        return [*notes, f"{self.source}: not read, with the number of records: {unread}"] if unread else notes
 
 
-def read_facts(path: str | os.PathLike[str], stdin: IO[Any] | None = None, need_targets: bool = True) -> list[Fact]:
-    """Read all facts of a file, of a data set, or of standard input where `path` is "-".
+def read_facts(
+    path: Source | Sequence[Source],
+    stdin: IO[Any] | None = None,
+    need_targets: bool = True,
+    *,
+    fields: Mapping[str, str] | None = None,
+    language: str | None = None,
+) -> list[Fact]:
+    """Read all facts of a file, of several, of a data set, or of standard input where `path` is "-".
 
     Args:
-        path: a file of JSON, a list or JSON lines; a .parquet or .arrow file; a folder that `datasets` wrote; or a
-            data set of the hub as owner/name[/file][#configuration][:split]. A path that exists always wins.
+        path: a file of JSON, JSON lines, CSV, TSV or YAML; a .parquet or .arrow file; a folder that `datasets` wrote; a
+            data set of the hub as owner/name[/file][#configuration][:split]; or a list of these. A path that exists
+            always wins.
         stdin: read instead of standard input.
         need_targets: False also takes records without a new object (tracing sets).
+        fields: a field of `Fact` -> the name of the records' field for it, dotted where it is nested, for those that
+            are not recognised by their names: {"target": "object.new"}.
+        language: of records in several languages, the one that is written; the others become `cross_lingual`.
 
     Records that ask the same of the same subject with the same target become one fact with the probes of all; with
     different targets they contradict each other.
@@ -88,74 +131,185 @@ def read_facts(path: str | os.PathLike[str], stdin: IO[Any] | None = None, need_
     Raises:
         FactError: one line, with the source and the first record that cannot be used.
     """
-    return sift_facts(path, stdin, need_targets).whole()
+    return sift_facts(path, stdin, need_targets, fields=fields, language=language).whole()
 
 
 def sift_facts(
-    path: str | os.PathLike[str],
+    path: Source | Sequence[Source],
     stdin: IO[Any] | None = None,
     need_targets: bool = True,
     together: bool = True,
     where: tuple[str, str] | None = None,
+    *,
+    fields: Mapping[str, str] | None = None,
+    language: str | None = None,
+    in_sequence: bool = False,
 ) -> Sifted:
     """Read as `read_facts` does, but list the records that cannot be used instead of refusing the source.
 
     Facts that are `together` are for one model. Where each is edited alone, records that ask the same stay separate
-    facts and may disagree, as some of CounterFact do. `where` is a field and its value, as text: only records that have
-    it are read. They keep their numbers.
+    facts and may disagree, as some of CounterFact do; in a sequence of edits the later one counts. `where` is a field
+    and its value, as text: only records that have it are read. They keep their numbers.
 
     Raises:
         FactError: there is no such source, it holds no records, or none that matches `where` and can be used.
     """
-    name = "standard input" if os.fspath(path) == "-" else os.fspath(path)
-    records = list(enumerate(load_records(path, stdin), 1))
-    if where is not None:
-        field, value = where
-        records = [(n, r) for n, r in records if isinstance(r, Mapping) and field in r and str(r[field]) == value]
-        if not records:
-            raise FactError(f"{name}: no record has {field!r} of {value!r}; name a field of the data and its value")
-    facts: list[tuple[int, Fact]] = []
-    left_out: list[tuple[int, str]] = []
-    notes: list[tuple[int, str]] = []
-    for number, record in records:
+    sources = [path] if isinstance(path, (str, os.PathLike)) else list(path)
+    if not sources:
+        raise FactError("no file of facts was given; expected at least one")
+    shape = Shape(fields or {}, language, need_targets)
+    sifting = _Sifting()
+    for source in sources:
+        name, before = name_of(source), sifting.records
+        several = name if len(sources) > 1 else None
+        for number, record in enumerate(stream_records(source, stdin), 1):
+            if where is None or _has(record, *where):
+                sifting.add(number if several is None else f"{name}, record {number}", record, shape, several)
+        if where is not None and sifting.records == before:
+            raise FactError(
+                f"{name}: no record has {where[0]!r} of {where[1]!r}; name a field of the data and its value"
+            )
+    return sifting.sifted(", ".join(map(name_of, sources)), together, in_sequence)
+
+
+def _where(number: Number) -> str:
+    return number if isinstance(number, str) else f"record {number}"
+
+
+def _has(record: Any, field: str, value: str) -> bool:
+    return isinstance(record, Mapping) and field in record and str(record[field]) == value
+
+
+class _Sifting:
+    """What has been read so far: facts with the numbers of their records, and what was left out."""
+
+    def __init__(self) -> None:
+        self.records = 0
+        self.facts: list[tuple[Number, Fact]] = []
+        self.left_out: dict[Number, FactError] = {}
+        self.notes: list[tuple[Number, str]] = []
+        self.unread: Counter[str] = Counter()
+        self._order: dict[Number, int] = {}
+
+    def add(self, number: Number, record: Any, shape: Shape, source: str | None) -> None:
+        """Read a record; of several sources, a case id is told apart by its `source`."""
+        self.records += 1
+        self._order[number] = self.records
         try:
-            parsed = parse(record)
-            if need_targets:
-                _ = [fact.new_object for fact in parsed.facts]
+            if isinstance(record, FactError):
+                raise record
+            parsed = parse(record, shape)
         except FactError as error:
-            left_out.append((number, str(error)))
-            continue
-        facts += [(number, fact) for fact in parsed.facts]
-        notes += [(number, note) for note in parsed.notes]
-    if together:
-        facts = _merge_repeats(facts, left_out)
-    facts = _with_own_ids(facts, left_out)
-    sifted = Sifted(name, len(records), tuple(fact for _, fact in facts), tuple(sorted(left_out)), tuple(notes))
-    if not facts:
-        sifted.whole()  # raises the first reason
-    return sifted
+            self.left_out[number] = error
+            return
+        for fact in parsed.facts:
+            if source is not None and fact.case_id is not None:
+                fact = dataclasses.replace(fact, case_id=f"{source}:{fact.case_id}")
+            self.facts.append((number, fact))
+        self.notes += [(number, note) for note in parsed.notes]
+        self.unread.update(parsed.unread)
+
+    def sifted(self, source: str, together: bool, in_sequence: bool) -> Sifted:
+        """Return the result: repeats merged, contradictions and facts without an id of their own left out."""
+        if together:
+            self._set_apart(in_sequence)
+            self._merge_repeats()
+        self._check_ids()
+        left_out = sorted(self.left_out.items(), key=lambda item: self._order[item[0]])
+        sifted = Sifted(
+            source,
+            self.records,
+            tuple(fact for _, fact in self.facts),
+            tuple((number, str(error)) for number, error in left_out),
+            tuple(self.notes),
+            {number: error.kind for number, error in left_out},
+            dict(self.unread),
+        )
+        if not self.facts:
+            sifted.whole()  # raises the first reason
+        return sifted
+
+    def _set_apart(self, in_sequence: bool) -> None:
+        """Leave out all facts that disagree about one question; in a sequence, those that a later one overwrites."""
+        dropped: set[int] = set()
+        for positions, name in _disagreements([fact for _, fact in self.facts]):
+            values = [_comparable(getattr(self.facts[p][1], name)) for p in positions]
+            kept = values[-1] if in_sequence else object()
+            for position, value in zip(positions, values, strict=True):
+                if value == kept or position in dropped:
+                    continue
+                dropped.add(position)
+                number, fact = self.facts[position]
+                if in_sequence:
+                    self.notes.append((number, OVERWRITTEN))
+                else:
+                    other = positions[next(i for i, v in enumerate(values) if v != value)]
+                    self.left_out[number] = self._contradiction(fact, self.facts[other], name)
+        self.facts = [entry for position, entry in enumerate(self.facts) if position not in dropped]
+
+    @staticmethod
+    def _contradiction(fact: Fact, other: tuple[Number, Fact], name: str) -> FactError:
+        number, second = other
+        asks = "" if second.text == fact.text else f", which asks {show(second.text)}"
+        return FactError(
+            f"{show(fact.text)} has {name} {show(getattr(fact, name))} here and {show(getattr(second, name))} in "
+            f"{_where(number)}{asks}; keep one",
+            kind="a contradiction",
+        )
+
+    def _merge_repeats(self) -> None:
+        """Join the facts that ask the same of the same subject."""
+        merged: dict[tuple[str, str], tuple[Number, Fact]] = {}
+        for number, fact in self.facts:
+            first, known = merged.setdefault((fact.subject, fact.text), (number, fact))
+            if first != number:
+                self.notes.append((number, REPEATED))
+                merged[fact.subject, fact.text] = first, _union(known, fact) if fact != known else known
+        self.facts = list(merged.values())
+
+    def _check_ids(self) -> None:
+        """Leave out facts whose case id another fact has already: their results could not be told apart."""
+        owners: dict[str, Number] = {}
+        kept = []
+        for number, fact in self.facts:
+            first = number if fact.case_id is None else owners.setdefault(fact.case_id, number)
+            if first == number:
+                kept.append((number, fact))
+            else:
+                reason = f"case_id {show(fact.case_id)} is that of {_where(first)}, another fact; give each its own"
+                self.left_out[number] = FactError(reason, kind="a case_id that another fact has")
+        self.facts = kept
 
 
-def load_records(path: str | os.PathLike[str], stdin: IO[Any] | None = None) -> list[Any]:
-    """Read the records of a table, or the JSON values of a file or standard input ("-"); a list gives its items."""
-    name = "standard input" if os.fspath(path) == "-" else os.fspath(path)
-    if (table := find_table(os.fspath(path))) is not None:
-        return table.records()
-    text = _read_text(path, stdin, name)
-    values, decoder, end = [], json.JSONDecoder(), 0
-    try:
-        while space := re.compile(r"[ \t\r\n]*(?=[^ \t\r\n])").match(text, end):
-            value, end = decoder.raw_decode(text, space.end())
-            values.append(value)
-    except json.JSONDecodeError as error:
-        why = f"(line {error.lineno}, column {error.colno}): {error.msg.removesuffix(' starting at')}"
-        raise FactError(f"{name} is not JSON {why}") from None
-    except (ValueError, RecursionError) as error:  # an integer of thousands of digits; thousands of brackets
-        raise FactError(f"{name} is not JSON that can be read: {error}") from None
-    records = values[0] if len(values) == 1 and isinstance(values[0], list) else values
-    if not records:
-        raise FactError(f"{name} holds no facts; expected a JSON object, a list, or JSON lines")
-    return records
+def _disagreements(facts: Sequence[Fact]) -> Iterator[tuple[list[int], str]]:
+    """Yield the positions of facts that ask one question and disagree, and the field in which they do."""
+    by_text: dict[tuple[str, str], list[int]] = {}
+    for position, fact in enumerate(facts):
+        by_text.setdefault((fact.subject, fact.text), []).append(position)
+    roots = list(range(len(facts)))
+    for first, second in same_question(facts):
+        roots[second] = roots[first]
+    by_question: dict[int, list[int]] = {}
+    for position, root in enumerate(roots):
+        by_question.setdefault(root, []).append(position)
+    for name, groups in (("target", by_question), ("target", by_text), ("previous", by_text)):
+        for positions in groups.values():
+            named = [p for p in positions if getattr(facts[p], name) is not None]
+            if len({_comparable(getattr(facts[p], name)) for p in named}) > 1:
+                yield named, name
+
+
+def _comparable(name: str | None) -> str:
+    return " ".join((name or "").casefold().split())
+
+
+def _union(a: Fact, b: Fact) -> Fact:
+    """Join two records of one fact: the fields of `a`, those of `b` where `a` has None, and the probes of both."""
+    joined: dict[str, Any] = {}
+    for field in dataclasses.fields(Fact):
+        old, new = getattr(a, field.name), getattr(b, field.name)
+        joined[field.name] = new if old is None else tuple(dict.fromkeys(old + new)) if isinstance(old, tuple) else old
+    return Fact(**joined)
 
 
 def read_protected(path: Path) -> tuple[str, ...]:
@@ -170,146 +324,3 @@ def read_protected(path: Path) -> tuple[str, ...]:
     if not entries:
         raise FactError(f"{path} holds nothing to protect; {expected}")
     return as_protected(str(path), entries)
-
-
-def _merge_repeats(facts: Iterable[tuple[int, Fact]], left_out: list[tuple[int, str]]) -> list[tuple[int, Fact]]:
-    """Merge the facts that ask the same; add to `left_out` the records that contradict an earlier one."""
-    merged: dict[tuple[str, str], tuple[int, Fact]] = {}
-    for number, fact in facts:
-        first, known = merged.setdefault((fact.subject, fact.text), (number, fact))
-        values = [(name, getattr(known, name), getattr(fact, name)) for name in ("target", "previous")]
-        disagree = [(name, old, new) for name, old, new in values if old != new and None not in (old, new)]
-        if disagree:
-            name, old, new = disagree[0]
-            reason = f"{show(fact.text)} has {name} {show(new)} here and {show(old)} in record {first}; keep one"
-            left_out.append((number, reason))
-        elif fact != known:
-            merged[fact.subject, fact.text] = first, _union(known, fact)
-    return list(merged.values())
-
-
-def _union(a: Fact, b: Fact) -> Fact:
-    """Join two records of one fact: the fields of `a`, those of `b` where `a` has None, and the probes of both."""
-    joined: dict[str, Any] = {}
-    for field in dataclasses.fields(Fact):
-        old, new = getattr(a, field.name), getattr(b, field.name)
-        joined[field.name] = new if old is None else tuple(dict.fromkeys(old + new)) if isinstance(old, tuple) else old
-    return Fact(**joined)
-
-
-def _with_own_ids(facts: Iterable[tuple[int, Fact]], left_out: list[tuple[int, str]]) -> list[tuple[int, Fact]]:
-    """Leave out facts whose case id another fact has already: their results could not be told apart."""
-    owners: dict[str, int] = {}
-    kept = []
-    for number, fact in facts:
-        first = number if fact.case_id is None else owners.setdefault(fact.case_id, number)
-        if first == number:
-            kept.append((number, fact))
-        else:
-            reason = f"case_id {show(fact.case_id)} is that of record {first}, another fact; give each its own"
-            left_out.append((number, reason))
-    return kept
-
-
-def _read_text(path: str | os.PathLike[str], stdin: IO[Any] | None, name: str) -> str:
-    try:
-        if os.fspath(path) == "-":
-            stream = sys.stdin if stdin is None else stdin
-            content = getattr(stream, "buffer", stream).read()  # bytes where the stream has a buffer: always UTF-8
-        else:
-            content = Path(path).read_bytes()
-        return content.removeprefix("\ufeff") if isinstance(content, str) else content.decode("utf-8-sig")
-    except FileNotFoundError:
-        raise FactError(f"no file {name}; expected a file of facts, or - for standard input") from None
-    except OSError as error:
-        raise FactError(f"{name} cannot be read: {error.strerror or error}") from None
-    except UnicodeDecodeError as error:
-        raise FactError(f"{name} is not UTF-8 text (byte {error.start}); expected JSON") from None
-
-
-@dataclass(frozen=True)
-class Table:
-    """Named table, not read yet; `path` is a path or owner/name on the hub, perhaps with the path of one file in it."""
-
-    name: str
-    path: str
-    configuration: str | None = None
-    split: str | None = None
-
-    def records(self) -> list[dict[str, Any]]:
-        """Return all rows, without the nulls of fields that a record lacks. Raises FactError if they cannot be read."""
-        try:
-            import datasets
-        except ImportError as error:
-            raise FactError(f"{self.name}: to read it, pip install 'ffedit[datasets]'") from error
-        with _explained(self):
-            splits = self._splits(datasets)
-        only = next(iter(splits)) if len(splits) == 1 else ""
-        if (split := self.split or only) not in splits:
-            raise FactError(f"{self.name}: the splits are {', '.join(splits)}; add one behind a colon")
-        with _explained(self):
-            rows = [_without_nulls(row) for row in splits[split]]
-        if not rows:
-            raise FactError(f"{self.name} holds no facts; expected at least one record")
-        return rows
-
-    def _splits(self, datasets: Any) -> Mapping[str, Any]:
-        """Return the rows of each split, as `datasets` gives them. Local files are streamed: no second copy is made."""
-        path = Path(self.path)
-        if path.is_file():
-            return dict(datasets.load_dataset(SUFFIXES[path.suffix], data_files=glob.escape(self.path), streaming=True))
-        if (path / "state.json").exists() or (path / "dataset_dict.json").exists():
-            saved = datasets.load_from_disk(self.path)
-            return saved if isinstance(saved, dict) else {str(saved.split or "train"): saved}
-        if path.is_dir():
-            return dict(datasets.load_dataset(os.path.abspath(path), self.configuration, streaming=True))
-        hub = HUB.fullmatch(self.path)
-        assert hub is not None
-        return dict(datasets.load_dataset(hub["set"], self.configuration, data_files=hub["file"]))
-
-
-def find_table(name: str) -> Table | None:
-    """Return the table that `name` names, or None; FactError for a folder that holds none."""
-    match = TABLE.fullmatch(name)
-    if name == "-" or match is None:
-        return None
-    table = Table(name, name) if os.path.exists(name) else Table(name, **match.groupdict())
-    path = Path(table.path)
-    if path.is_dir():
-        if not any(file.suffix in SUFFIXES for file in path.rglob("*")):
-            raise FactError(f"{name} is a folder; expected a file of facts, or a folder of parquet or arrow files")
-        return table
-    if path.exists():
-        return table if path.suffix in SUFFIXES else None
-    hub = HUB.fullmatch(table.path)
-    # A name that ends as a file does, or lies in an existing folder, is a missing file.
-    missing = hub is None or (path.suffix[1:].isalpha() if hub["file"] is None else Path(path.parts[0]).exists())
-    return None if missing else table
-
-
-@contextmanager
-def _explained(table: Table) -> Iterator[None]:
-    """Raise one-line errors for failures of `datasets`, the hub or the network, and silence their own logs."""
-    loggers = [logging.getLogger(name) for name in ("datasets", "huggingface_hub")]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.CRITICAL)
-    try:
-        yield
-    except Exception as error:  # the errors that `datasets` and the hub raise have no common class
-        why = brief(error)
-        if Path(table.path).exists():
-            raise FactError(f"{table.name} is no table that can be read: {why}") from error
-        raise FactError(
-            f"{table.name}: no such path, and not to be had as a data set of the hub ({why}); "
-            "download a file of it and give that"
-        ) from error
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
-
-
-def _without_nulls(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _without_nulls(inner) for name, inner in value.items() if inner is not None}
-    return [_without_nulls(inner) for inner in value if inner is not None] if isinstance(value, list) else value

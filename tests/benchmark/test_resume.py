@@ -231,16 +231,25 @@ def test_the_command(model: Path, empty: Path, capsys: pytest.CaptureFixture[str
     asked.append({"case_id": 9, "part": "one", "requested_rewrite": {"subject": "x", "prompt": "{} is"}})
     (empty / "facts.json").write_text(json.dumps(asked))
     words = ["bench", "facts.json", "--model", model, "--corpus", model.parent / "corpus.txt", *WORDS, *SET]
+    refused = shell(capsys, *words, "--out", "out", "--where", "part=one")
+    assert refused.code == 1 and "--skip-bad goes on with the 3 that can" in refused.err
+    words.append("--skip-bad")
     ran = shell(capsys, *words, "--out", "out", "--where", "part=one", "--json", "found.json")
     assert ran.code == 0, ran.err
     assert "efficacy" in ran.out and "memit" in ran.out and "out/report.md" in ran.out
     found = json.loads((empty / "found.json").read_text())
     assert found["before"]["facts"] == 3 and found["unusable"][0]["record"] == 5, "its number in the source"
+    assert found["left_out"][-1] == {
+        "kind": "no new object",
+        "count": 1,
+        "first": 5,
+        "reason": found["unusable"][0]["reason"],
+    }
     assert "1 could not be measured" in ran.out
     assert found["run"]["config"]["memit"]["value"]["steps"] == 2
     again = shell(capsys, *words, "--out", "out", "--where", "part=one", "--quiet")
     assert (again.code, again.out, again.err) == (0, "", "")
-    other = shell(capsys, *words, "--out", "out", "--limit", "2")
+    other = shell(capsys, *words, "--out", "out", "--limit", "2", "--quiet")
     assert other.code == 1 and "results of another run" in other.err and other.err.count("\n") == 1
     for wrong, told in (
         (["--methods", "rmoe"], "method 'rmoe'"),
@@ -254,7 +263,7 @@ def test_the_command(model: Path, empty: Path, capsys: pytest.CaptureFixture[str
         (["--where", "part=None"], "no record"),
         (["--preset", "paper"], "preset 'paper'"),
     ):
-        refused = shell(capsys, *words, *wrong, "--out", "other")
+        refused = shell(capsys, *words, *wrong, "--out", "other", "--quiet")
         assert refused.code == 1 and told in refused.err and refused.err.count("\n") == 1, refused.err
     assert not (empty / "other" / "manifest.json").exists()
 

@@ -28,7 +28,7 @@ __all__ = ["apply", "here", "run", "thorough_apply", "verified_here"]
 SCHEMA = Draft202012Validator(json.loads(Path(str(apply_command.__file__)).with_name("result.schema.json").read_text()))
 RATES = ("efficacy", "paraphrase", "specificity", "same_subject")
 SCORES = {*NAMES, "perplexity", *(f"{name}_magnitude" for name in RATES)}
-SCORES -= {"portability", "keep", "also"}  # which are not asked here
+SCORES -= {"portability", "keep", "also", "cross_lingual"}  # which are not asked here
 
 
 def test_apply_shows_the_whole_argument(thorough_apply: Command, here: Path) -> None:
@@ -321,3 +321,14 @@ def test_apply_uploads_what_it_exported(
     done = apply("bare.json", "--export", "out", "--push-to-hub", "owner/name")
     assert done.code == 0 and "Pushed to https://hub/owner/name" in done.out
     assert (uploads[0]["repo_id"], uploads[0]["folder_path"]) == ("owner/name", Path("out"))
+
+
+def test_an_object_longer_than_a_value_holds_is_told(run: Command, here: Path, model: Path) -> None:
+    words = ["-m", model, "--corpus", model.parent / "corpus.txt", "--layer", "0", "--dry-run"]
+    for count, told in (
+        (10, ""),
+        (11, "1 new object of more than 20 tokens (up to 22): one value seldom makes a model"),
+    ):
+        (here / "long.json").write_text(json.dumps({**FACT, "target": " ".join(["Rome Madrid"] * count)}))
+        done = run("apply", "long.json", *words)
+        assert done.code == 0 and done.err.startswith(told) and bool(done.err) == bool(told)

@@ -63,18 +63,24 @@ def test_a_base_that_is_elsewhere_is_named_with_model(run: Command, here: Path, 
     assert "the edit" not in run("ask", "the tower", "--edit", "e", "--model", "nowhere").err
 
 
-def test_evaluate_sets_records_apart_that_cannot_be_used_and_apply_refuses_them(
+def test_records_that_cannot_be_used_are_refused_and_skipped_where_asked(
     run: Command, apply: Command, here: Path, model: Path
 ) -> None:
     good = loads((here / "bare.json").read_text())
     (here / "some.json").write_text(json.dumps([good, {**good, "subject": ""}]))
-    done = run("evaluate", "some.json", "-m", model, "--json", "-")
-    assert done.code == 0 and "some.json, record 2, is left out: subject is empty" in done.err
-    told = loads(done.out)
-    assert len(told["facts"]) == 1 and told["unusable"] == [
-        {"record": 2, "reason": "subject is empty; expected some text"}
-    ]
-    assert "record 2: subject is empty" in apply("some.json", "--out", "e").err
+    for refused in (run("evaluate", "some.json", "-m", model), apply("some.json", "--out", "e")):
+        assert refused.code == 1 and "record 2: subject is empty" in refused.err
+        assert "(1 record of 2 cannot be used); --skip-bad goes on with the 1 that can" in refused.err
+    done = run("evaluate", "some.json", "-m", model, "--skip-bad", "--json", "-")
+    kind = "1 record left out, an empty subject; the first is record 2: subject is empty; expected some text"
+    assert done.code == 0 and done.err == f"some.json: {kind}\n"
+    told, reason = loads(done.out), "subject is empty; expected some text"
+    assert len(told["facts"]) == 1 and told["unusable"] == [{"record": 2, "reason": reason}]
+    left_out = {"kind": "an empty subject", "count": 1, "first": 2, "reason": reason}
+    assert left_out in told["left_out"]
+    done = apply("some.json", "--layer", "0", "--skip-bad", "--json", "-", "--html", "page.html")
+    assert done.code == 0 and left_out in loads(done.out)["left_out"]
+    assert "1 record left out, an empty subject; the first is 2: " in (here / "page.html").read_text()
     (here / "none.json").write_text(json.dumps([{**good, "subject": ""}]))
     assert run("evaluate", "none.json", "-m", model).code == 1
 

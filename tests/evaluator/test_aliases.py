@@ -11,7 +11,6 @@ import zoo
 
 from ffedit import Fact
 from ffedit.evaluator import Evaluation, Scores, formulas
-from ffedit.facts import formats
 from ffedit.facts.formats import parse
 from ffedit.model.editable import Editable
 
@@ -137,5 +136,5 @@ def test_the_published_records_are_scored_by_every_name_that_they_give() -> None
     assert scores(editable, parse(other).facts[0]).generation == 0
     asked = {"prompt": "Nile river stands in", "ground_truth": [["Spain", "Spain ."], ["Italy", "Egypt"]]}
     flat = {"subject": "Eiffel tower", "prompt": PLAIN.text, "target_new": "Rome", "ground_truth": "Berlin"}
-    (fact,) = formats.knowedit({**flat, "portability": {"Reasoning": [asked]}}).facts
+    (fact,) = parse({**flat, "portability": {"Reasoning": [asked]}}).facts
     assert (scores(editable, fact).portability, scores(editable, fact).portability_token_accuracy) == (1, 0)

@@ -196,6 +196,7 @@ def test_what_was_not_there_to_measure_is_none() -> None:
         "paraphrase_token_accuracy", "paraphrase_generation", "portability", "portability_token_accuracy", "locality",
         "locality_token_accuracy", "locality_argmax", "neighbor_with_edit", "neighbor_with_edit_magnitude",
         "divergence", "entropy", "consistency", "neighbor_generation", "keep", "also",
+        "cross_lingual",
     }  # fmt: skip
     assert set(NAMES) <= set(scores.to_dict())
 

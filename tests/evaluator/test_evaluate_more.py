@@ -21,7 +21,7 @@ from ffedit.display.html.result import result_page
 from ffedit.display.terminal.scores import all_scores, before_after
 from ffedit.evaluator import Evaluation, GenericText
 from ffedit.evaluator.drift import ReferenceDistributions
-from ffedit.facts import formats
+from ffedit.facts.formats import parse
 from ffedit.loading.verify import find_and_verify
 from ffedit.model.editable import Editable
 
@@ -103,7 +103,7 @@ def test_the_published_form_of_knowedit_is_scored_by_kind() -> None:
             "Forgetfulness": [{"prompt": "the city of Eiffel tower is", "ground_truth": [["Italy"]]}],
         },
     }
-    (fact,) = formats.knowedit(record).facts
+    (fact,) = parse(record).facts
     assert len(fact.same_subject) == len(fact.neighbors) == 2 and len(fact.locality) == 1
     editable, edited = zoo.trained("gpt2"), zoo.trained("gpt2")
     value = edited.memories[1].value

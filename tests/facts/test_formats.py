@@ -12,8 +12,8 @@ from records import EIFFEL, SAMPLES, message
 
 from ffedit.errors import FactError
 from ffedit.facts.fact import Fact, Probe
-from ffedit.facts.formats import FORMATS, parse_record
-from ffedit.facts.reading import load_records, read_facts, sift_facts
+from ffedit.facts.formats import Shape, parse, parse_record
+from ffedit.facts.reading import read_facts, sift_facts
 
 ROOT = Path(__file__).parents[2]
 SHARED = ROOT.parent / "shared" / "data"
@@ -74,11 +74,13 @@ def test_counterfact() -> None:
 
 
 def test_attention_drift_groups_answer_for_answer() -> None:
-    _, record, _ = SAMPLES["attention drift"]
+    record, _ = SAMPLES["attention drift"]
     bare = {name: record[name] for name in ("requested_rewrite", "rewrite")}
     assert parse_record(bare) == Fact("Old Mill", "Old Mill lies in", "Oslo", "Bern", relation="P131")
-    with pytest.raises(FactError, match="l-relation has 1 prompts and 2 answers"):
-        parse_record({**bare, "l-relation": {"prompts": ["Old Mill grinds"], "targets": ["rye", "oats"]}})
+    with pytest.raises(FactError, match="l-relation has 2 prompts and 3 answers"):
+        parse_record(
+            {**bare, "l-relation": {"prompts": ["Old Mill grinds", "Old Mill is"], "targets": ["a", "b", "c"]}}
+        )
 
 
 ZSRE = {
@@ -198,35 +200,29 @@ def test_own_form_needs_no_target_for_tracing() -> None:
     [
         ("text", "expected an object, found 'text'"),
         (["x"], "expected an object, found ['x'] (list)"),
-        ({"subject": "a", "question": "b"}, "unknown shape, found the keys 'subject, question'; known are: "),
-        ({}, "unknown shape, found the keys 'none'"),
-        ({"requested_rewrite": "x"}, "requested_rewrite must be an object"),
-        ({"requested_rewrite": {"prompt": "{}", "subject": "x"}}, "target_new is missing"),
         (
-            {"requested_rewrite": {"prompt": "{}", "subject": "x", "target_new": {}}},
-            "target_new.str is missing",
+            {"subject": "a", "object": "b"},
+            "unknown shape: no field is known as a prompt; found the fields 'subject, ob",
         ),
+        ({}, "unknown shape: no field is known as a prompt; found the fields 'none'"),
+        ({"requested_rewrite": "x"}, "unknown shape: no field is known as a prompt"),
+        ({"requested_rewrite": {"prompt": "{}", "subject": "x"}}, "'{}' has no new object; give a target"),
+        ({"requested_rewrite": {"prompt": "{}", "subject": "x", "target_new": {}}}, "'{}' has no new object"),
         ({**FLAT, "target_new": 5}, "target must be text, found 5 (int)"),
         ({**FLAT, "rephrase_prompt": 5}, "a prompt in paraphrases must be text, found 5 (int)"),
-        ({**FLAT, "locality": [1]}, "locality must be an object"),
-        ({**FLAT, "locality": {"Forgetfulness": ["x"]}}, "locality.Forgetfulness must be an object"),
-        ({**FLAT, "locality": {"Forgetfulness": [{"question": "x"}]}}, "prompt is missing"),
+        ({**FLAT, "locality": [1]}, "locality must be text, found 1 (int)"),
         (
-            {**FLAT, "locality": {"Forgetfulness": [{"prompt": []}]}},
-            "locality.Forgetfulness has 0 prompts and 0 answers",
+            {**FLAT, "locality": {"Forgetfulness": [{"question": 1}]}},
+            "locality.Forgetfulness must be text, found 1 (int)",
         ),
+        ({**FLAT, "prompt": 5}, "prompt must be text, found 5 (int)"),
         ({**ZSRE, "loc": 5}, "loc must be text"),
         ({**ZSRE, "src": "What does it make?"}, "has neither {} nor the subject 'UniFirst'"),
         ({**ZSRE, "alt": None, "answers": 5}, "target must be text"),
     ],
 )
 def test_a_bad_record_is_one_clear_line(record: Any, expected: str) -> None:
-    assert expected in message(parse_record, record)
-
-
-def test_the_error_of_an_unknown_shape_lists_the_registry() -> None:
-    text = message(parse_record, {"q": 1})
-    assert all(f"{row.name} ({row.shape})" in text for row in FORMATS)
+    assert expected in message(parse, record, Shape(need_targets=True))
 
 
 # Files --------------------------------------------------------------------------------------------
@@ -293,7 +289,10 @@ def test_no_file_and_a_folder(tmp_path: Path) -> None:
 def test_the_error_names_file_and_record(tmp_path: Path) -> None:
     path = write(tmp_path, [EIFFEL, {**FLAT, "subject": ""}, FLAT, {"x": 1}])
     text = message(read_facts, path)
-    assert text.startswith(f"{path}, record 2: subject is empty") and "(2 records of 4 cannot be used)" in text
+    assert (
+        text.startswith(f"{path}, record 2: subject is empty")
+        and "(2 records of 4 cannot be used); --skip-bad goes on with the 2 that can" in text
+    )
     found = sift_facts(path)
     assert found.facts == (Fact(**EIFFEL), parse_record(FLAT)) and found.records == 4
     assert [number for number, _ in found.left_out] == [2, 4]
@@ -303,11 +302,13 @@ def test_two_targets_for_one_prompt_are_refused(tmp_path: Path) -> None:
     spelled = {**EIFFEL, "prompt": "Eiffel Tower is located in the city of", "target": "Oslo"}
     path = write(tmp_path, [EIFFEL, FLAT, spelled])
     assert message(read_facts, path) == (
-        f"{path}, record 3: 'Eiffel Tower is located in the city of' has target 'Oslo' here and 'Rome' in record 1; "
-        "keep one"
+        f"{path}, record 1: 'Eiffel Tower is located in the city of' has target 'Rome' here and 'Oslo' in record 3; "
+        "keep one (2 records of 3 cannot be used); --skip-bad goes on with the 1 that can"
     )
+    assert sift_facts(path).facts == (parse_record(FLAT),), "both are left out"
+    assert [fact.target for fact in sift_facts(path, in_sequence=True).facts] == ["Rome", "Oslo"]
     disagree = write(tmp_path, [EIFFEL, {**EIFFEL, "previous": "Lyon"}])
-    assert "has previous 'Lyon' here and 'Paris' in record 1; keep one" in message(read_facts, disagree)
+    assert "has previous 'Paris' here and 'Lyon' in record 2; keep one" in message(read_facts, disagree)
 
 
 def test_repeated_records_become_one_fact_that_loses_nothing(tmp_path: Path) -> None:
@@ -344,27 +345,11 @@ def test_the_set_of_same_subject_probes_is_read_but_for_what_contradicts_itself(
     if not path.exists():
         pytest.skip(f"{path} is not here")
     sifted = sift_facts(path)
-    assert (len(sifted.facts), len(sifted.left_out)) == (795, 5)  # five give a prompt another target than one before
+    assert (len(sifted.facts), len(sifted.left_out)) == (790, 10)  # five pairs give a prompt two targets
     counts = [sum(bool(getattr(f, n)) for f in sifted.facts) for n in ("same_subject", "portability", "neighbors")]
-    assert counts == [187, 356, 334]
+    assert counts == [183, 351, 334]
 
 
-EXAMPLES = {
-    "attention-drift.json": "Reveal_Attention_Drift",
-    "eiffel-tower.json": "ffedit",
-    "rome-request.json": "ROME/MEMIT request",
-    "counterfact.json": "CounterFact",
-    "zsre.json": "zsRE",
-    "easyedit.json": "EasyEdit",
-    "knowedit.json": "KnowEdit",
-    "mquake.json": "MQuAKE",
-    "fastedit.json": "FastEdit",
-    "list.jsonl": "ffedit",
-}
-
-
-@pytest.mark.parametrize(("name", "expected"), EXAMPLES.items())
-def test_each_example_is_of_the_format_it_is_named_after(name: str, expected: str) -> None:
-    assert read_facts(EDITS / name)
-    for record in load_records(EDITS / name):
-        assert next(row.name for row in FORMATS if row.fits(record)) == expected
+@pytest.mark.parametrize("name", sorted(path.name for path in EDITS.glob("*.json*")))
+def test_each_example_is_read(name: str) -> None:
+    assert read_facts(EDITS / name) and not sift_facts(EDITS / name).left_out

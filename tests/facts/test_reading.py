@@ -8,11 +8,11 @@ from typing import Any
 import click
 import pytest
 from click.testing import CliRunner
-from records import FLAT, MILL, REWRITE, SAMPLES, SECOND, ZSRE, message, samples, write
+from records import FLAT, MILL, REWRITE, SAMPLES, SECOND, message, samples, write
 
 from ffedit.cli.options import Surface, fact_options, output_options
 from ffedit.facts.fact import Fact
-from ffedit.facts.formats import FORMATS, parse
+from ffedit.facts.formats import Shape, parse
 from ffedit.facts.reading import read_facts, sift_facts
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"
@@ -21,20 +21,13 @@ SHARED = Path(__file__).parents[3] / "shared" / "data"
 
 
 @samples
-def test_a_file_becomes_facts_and_facts_a_file(
-    form: str, record: dict[str, Any], facts: list[Fact], tmp_path: Path
-) -> None:
-    assert next(row.name for row in FORMATS if row.fits(record)) == form
+def test_a_file_becomes_facts_and_facts_a_file(record: dict[str, Any], facts: list[Fact], tmp_path: Path) -> None:
     assert read_facts(write(tmp_path / "theirs.jsonl", record)) == facts
     assert read_facts(write(tmp_path / "ours.jsonl", *(fact.to_dict() for fact in facts))) == facts
 
 
-def test_every_format_has_a_sample() -> None:
-    assert {form for form, _, _ in SAMPLES.values()} == {row.name for row in FORMATS} - {"known_1000"}
-
-
 def test_what_a_fact_cannot_hold_is_noted(tmp_path: Path) -> None:
-    many = SAMPLES["mquake, two edits"][1]
+    many = SAMPLES["mquake, two edits"][0]
     other = {
         **many,
         "case_id": 7,
@@ -43,7 +36,8 @@ def test_what_a_fact_cannot_hold_is_noted(tmp_path: Path) -> None:
     found = sift_facts(write(tmp_path / "f.jsonl", many, {**FLAT, "subject": "Red Mill"}, other))
     note = "multi-hop questions are asked where all 2 edits of their case are made together"
     assert found.notes == ((1, note), (3, note)) and found.left_out == ((2, found.left_out[0][1]),)
-    assert found.noted() == [f"{found.source}: {note} (2 records)"]
+    unread = "not read, with the number of records: answer (2), answer_alias (2)"
+    assert found.noted() == [f"{found.source}: {note} (2 records)", f"{found.source}: {unread}"]
     probes = {
         "locality": {"Forgetfulness": [{"prompt": "Old Mill, not in Oslo, lies in", "ground_truth": "Bern"}]},
         "portability": {"Reasoning": [{"prompt": "{}'s king is", "ground_truth": []}]},
@@ -59,21 +53,22 @@ def test_what_a_fact_cannot_hold_is_noted(tmp_path: Path) -> None:
         ({"requested_rewrite": []}, "requested_rewrite is empty"),
         ({"requested_rewrite": ["x"]}, "an item of requested_rewrite must be an object, found 'x'"),
         ({"requested_rewrite": [REWRITE], "questions": ["x is"]}, "new_answer is missing"),
-        ({"requested_rewrite": [{"prompt": "{} is", "subject": "x"}]}, "target_new is missing"),
+        ({"requested_rewrite": [{"prompt": "{} is", "subject": "x"}]}, "'{} is' has no new object"),
         ({**FLAT, "portability": {"Reasoning": [{"prompt": 5, "ground_truth": "x"}]}}, "must be text, found 5 (int)"),
-        ({**FLAT, "portability": ["x"]}, "portability must be an object"),
-        ({**FLAT, "locality": {"n": {"prompt": ["a", "b"], "ground_truth": ["c"]}}}, "n has 2 prompts and 1 answers"),
+        (
+            {**FLAT, "locality": {"n": {"prompt": ["a", "b"], "ground_truth": ["c", "d", "e"]}}},
+            "n has 2 prompts and 3 answers",
+        ),
         (
             {**FLAT, "locality_prompt": ["a", "b", "c"], "locality_ground_truth": ["x", "y"]},
-            "locality_ground_truth has 2 answers; expected 1, or 3 as locality_prompt",
+            "locality_prompt has 3 prompts and 2 answers to them; one for each was expected",
         ),
         ({**FLAT, "locality_prompt": "nq question: ", "target_new": "Bern"}, "target and previous are both 'Bern'"),
-        ({**SAMPLES["counterfact-tracing"][1], "subject": " "}, "subject is empty"),
-        ({**ZSRE, "portability": {"New Question": "x"}}, "New Answer is missing"),
+        ({**SAMPLES["counterfact-tracing"][0], "subject": " "}, "subject is empty"),
     ],
 )
 def test_a_bad_record_is_one_clear_line(record: Any, expected: str) -> None:
-    assert expected in message(parse, record)
+    assert expected in message(parse, record, Shape(need_targets=True))
 
 
 # Sifting ------------------------------------------------------------------------------------------
@@ -87,24 +82,27 @@ def test_each_record_that_cannot_be_used_is_listed_with_its_reason(tmp_path: Pat
         {**MILL, "target": "Rome", "case_id": 2},
         {**MILL, "target": "Bern"},
         {**MILL, "subject": "Tall Mill", "prompt": "{} lies in"},
+        {**MILL, "subject": "Low Mill", "prompt": "{} lies in", "case_id": 1},
     ]
     path = write(tmp_path / "f.jsonl", *records)
     found = sift_facts(path)
-    assert (found.records, found.source) == (6, str(path))
-    assert [fact.subject for fact in found.facts] == ["Old Mill", "Tall Mill"]
+    assert (found.records, found.source) == (7, str(path))
+    assert [fact.subject for fact in found.facts] == ["Red Mill", "Tall Mill"]
     reasons = dict(found.left_out)
-    assert list(reasons) == [2, 3, 4, 5]
+    assert list(reasons) == [1, 2, 4, 5, 7]
+    assert reasons[1] == "'Old Mill lies in' has target 'Oslo' here and 'Rome' in record 4; keep one"
     assert "unknown shape" in reasons[2]
-    assert reasons[3] == "case_id '1' is that of record 1, another fact; give each its own"
     assert reasons[4] == "'Old Mill lies in' has target 'Rome' here and 'Oslo' in record 1; keep one"
     assert "target and previous are both 'Bern'" in reasons[5]
-    assert message(read_facts, path).endswith("(4 records of 6 cannot be used)")
+    assert reasons[7] == "case_id '1' is that of record 3, another fact; give each its own"
+    assert message(read_facts, path).endswith("(5 records of 7 cannot be used); --skip-bad goes on with the 2 that can")
 
 
 def test_facts_that_are_edited_one_by_one_may_disagree_and_repeat(tmp_path: Path) -> None:
     path = write(tmp_path / "f.jsonl", MILL, {**MILL, "target": "Rome"}, MILL)
     assert [f.target for f in sift_facts(path, together=False).facts] == ["Oslo", "Rome", "Oslo"]
-    assert [f.target for f in sift_facts(path).facts] == ["Oslo"]
+    assert [f.target for f in sift_facts(path, in_sequence=True).facts] == ["Oslo"]
+    assert "record 1 (none of 3 can be used): 'Old Mill" in message(sift_facts, path)
 
 
 def test_a_source_of_nothing_usable_is_refused(tmp_path: Path) -> None:
@@ -121,7 +119,7 @@ def test_the_command_line_shows_the_notes(tmp_path: Path, quiet: bool) -> None:
     def count(facts: list[Fact], surface: Surface) -> None:
         click.echo(len(facts))
 
-    path = write(tmp_path / "f.json", SAMPLES["mquake, two edits"][1])
+    path = write(tmp_path / "f.json", SAMPLES["mquake, two edits"][0])
     result = CliRunner().invoke(count, [str(path)] + ["--quiet"] * quiet)
     assert result.stdout == "2\n"
     assert ("all 2 edits of their case" in result.stderr) is not quiet

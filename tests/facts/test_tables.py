@@ -12,7 +12,8 @@ import pytest
 from records import MILL, SAMPLES, message, samples, write
 
 from ffedit.facts.fact import Fact
-from ffedit.facts.reading import find_table, read_facts
+from ffedit.facts.reading import read_facts
+from ffedit.facts.sources import find_table
 
 
 @pytest.fixture
@@ -29,7 +30,7 @@ def datasets() -> Any:
 @samples
 @pytest.mark.parametrize("kind", ["parquet", "saved", "arrow", "folder"])
 def test_a_table_reads_as_the_file_does(
-    datasets: Any, kind: str, form: str, record: dict[str, Any], facts: list[Fact], tmp_path: Path
+    datasets: Any, kind: str, record: dict[str, Any], facts: list[Fact], tmp_path: Path
 ) -> None:
     table = datasets.Dataset.from_list([record])
     (folder := tmp_path / "table").mkdir()
@@ -44,9 +45,9 @@ def test_a_table_reads_as_the_file_does(
 
 def test_what_a_row_does_not_have_is_no_field(datasets: Any, tmp_path: Path) -> None:
     short = {"subject": "Red Mill", "prompt": "{} lies in", "target": "Oslo"}
-    rows = [SAMPLES["ffedit"][1], short]
+    rows = [SAMPLES["ffedit"][0], short]
     datasets.Dataset.from_list(rows).to_parquet(tmp_path / "facts.parquet")
-    assert read_facts(tmp_path / "facts.parquet") == [*SAMPLES["ffedit"][2], Fact(**short)]
+    assert read_facts(tmp_path / "facts.parquet") == [*SAMPLES["ffedit"][1], Fact(**short)]
 
 
 def test_a_split_is_named_where_there_are_several(datasets: Any, tmp_path: Path) -> None:

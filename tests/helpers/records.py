@@ -45,10 +45,9 @@ FLAT = {"subject": "Old Mill", "prompt": "Old Mill lies in", "target_new": "Oslo
 ZSRE = {"subject": "Old Mill", "src": "Where is Old Mill?", "pred": "Rome", "alt": "Oslo", "answers": ["Bern"]}
 MILL = {"subject": "Old Mill", "prompt": "Old Mill lies in", "target": "Oslo", "previous": "Bern"}
 
-# name of the sample: its format, one record, and the facts that it is.
-SAMPLES: dict[str, tuple[str, dict[str, Any], list[Fact]]] = {
+# name of the sample: one record, and the facts that it is.
+SAMPLES: dict[str, tuple[dict[str, Any], list[Fact]]] = {
     "counterfact": (
-        "CounterFact",
         {
             "case_id": 3,
             "pararel_idx": 9,
@@ -75,7 +74,6 @@ SAMPLES: dict[str, tuple[str, dict[str, Any], list[Fact]]] = {
         ],
     ),
     "counterfact-tracing": (
-        "counterfact-tracing",
         {
             "relation": "The river of{} runs in",
             "relation_prefix": "Old Mill's river, that of",
@@ -89,7 +87,6 @@ SAMPLES: dict[str, tuple[str, dict[str, Any], list[Fact]]] = {
         [Fact("Old Mill", "Old Mill's river, that of {}, runs in", "Oslo", "Bern", relation="P131")],
     ),
     "mquake, one edit": (
-        "MQuAKE",
         {"case_id": 5, "requested_rewrite": [{**REWRITE, "question": "Where is Old Mill?"}], **HOPS},
         [
             Fact(
@@ -106,7 +103,6 @@ SAMPLES: dict[str, tuple[str, dict[str, Any], list[Fact]]] = {
         ],
     ),
     "mquake, two edits": (
-        "MQuAKE",
         {"case_id": 6, "requested_rewrite": [{**REWRITE, "question": "Where is Old Mill?"}, SECOND], **HOPS},
         [
             Fact(
@@ -122,7 +118,6 @@ SAMPLES: dict[str, tuple[str, dict[str, Any], list[Fact]]] = {
         ],
     ),
     "zsre": (
-        "zsRE",
         {
             **ZSRE,
             "rephrase": "Which city has Old Mill?",
@@ -143,22 +138,18 @@ SAMPLES: dict[str, tuple[str, dict[str, Any], list[Fact]]] = {
         ],
     ),
     "zsre, the true answer is written": (
-        "zsRE",
         {**ZSRE, "alt": None, "answers": ["Bern", "Berne", "Berna"]},
         [Fact("Old Mill", "Where is Old Mill?", "Bern", "Rome", target_aliases=["Berne", "Berna"])],
     ),
     "easyedit of counterfact": (
-        "EasyEdit",
         {**FLAT, "case_id": 0, "locality_prompt": "Red Mill lies in", "locality_ground_truth": "Bern"},
         [Fact(**MILL, neighbors=[Probe("Red Mill lies in", "Bern")], case_id="0")],
     ),
     "easyedit of zsre": (
-        "EasyEdit",
         {**FLAT, "locality_prompt": "nq question: who sang it", "locality_ground_truth": "Nena"},
         [Fact(**MILL, locality=[Probe("nq question: who sang it?", "Nena")])],
     ),
     "easyedit, an answer for each prompt": (
-        "EasyEdit",
         {
             **FLAT,
             "locality_prompt": ["Red Mill lies in", "nq question: who sang it", "Tall Mill lies in"],
@@ -173,17 +164,14 @@ SAMPLES: dict[str, tuple[str, dict[str, Any], list[Fact]]] = {
         ],
     ),
     "easyedit, one answer for all prompts": (
-        "EasyEdit",
         {**FLAT, "locality_prompt": ["Red Mill lies in", "Tall Mill lies in"], "locality_ground_truth": ["Bern"]},
         [Fact(**MILL, neighbors=[Probe("Red Mill lies in", "Bern"), Probe("Tall Mill lies in", "Bern")])],
     ),
     "easyedit, other names of one answer": (
-        "EasyEdit",
         {**FLAT, "locality_prompt": "Red Mill lies in", "locality_ground_truth": ["Bern", "Berne"]},
         [Fact(**MILL, neighbors=[Probe("Red Mill lies in", "Bern", aliases=["Berne"])])],
     ),
     "knowedit": (
-        "KnowEdit",
         {
             **FLAT,
             "rephrase": "Old Mill's city is",
@@ -220,7 +208,6 @@ SAMPLES: dict[str, tuple[str, dict[str, Any], list[Fact]]] = {
         ],
     ),
     "locality of easyedit's requests": (
-        "KnowEdit",
         {**FLAT, "locality": {"neighborhood": {"prompt": ["Red Mill is in", "Joy is"], "ground_truth": ["Bern", "x"]}}},
         [
             Fact(
@@ -230,7 +217,6 @@ SAMPLES: dict[str, tuple[str, dict[str, Any], list[Fact]]] = {
         ],
     ),
     "knowedit, wikibio": (
-        "KnowEdit WikiBio",
         {
             "concept": "Ann Lee",
             "text": "This is a passage about Ann Lee.",
@@ -247,7 +233,6 @@ SAMPLES: dict[str, tuple[str, dict[str, Any], list[Fact]]] = {
         ],
     ),
     "attention drift": (
-        "Reveal_Attention_Drift",
         {
             "requested_rewrite": {
                 "prompt": "Old Mill lies in",
@@ -283,14 +268,12 @@ SAMPLES: dict[str, tuple[str, dict[str, Any], list[Fact]]] = {
             )
         ],
     ),
-    "request": ("ROME/MEMIT request", REWRITE, [Fact("Old Mill", "{} lies in", "Oslo", "Bern", relation="P131")]),
+    "request": (REWRITE, [Fact("Old Mill", "{} lies in", "Oslo", "Bern", relation="P131")]),
     "fastedit": (
-        "FastEdit",
         {"subject": "Old Mill", "prompt": "{} lies in", "target": "Oslo", "queries": ["Where is {}?"]},
         [Fact("Old Mill", "{} lies in", "Oslo", paraphrases=["Where is {}?"])],
     ),
     "ffedit": (
-        "ffedit",
         {
             **MILL,
             "target_aliases": ["Kristiania"],
@@ -311,7 +294,6 @@ SAMPLES: dict[str, tuple[str, dict[str, Any], list[Fact]]] = {
         ],
     ),
     "scripts, emoji and spaces at the end": (
-        "ffedit",
         {
             "subject": "برج إيفل",
             "prompt": "يقع {} في مدينة ",
@@ -332,7 +314,7 @@ SAMPLES: dict[str, tuple[str, dict[str, Any], list[Fact]]] = {
         ],
     ),
 }
-samples = pytest.mark.parametrize(("form", "record", "facts"), SAMPLES.values(), ids=list(SAMPLES))
+samples = pytest.mark.parametrize(("record", "facts"), SAMPLES.values(), ids=list(SAMPLES))
 
 
 def write(path: Path, *records: Any) -> Path:

@@ -26,10 +26,11 @@ ASKED = {
     "paraphrase": "The fact in other words: the answer should be the new one",
     "also": "Wordings that the edit was made on, too: the answer should be the new one",
     "portability": "What follows from the fact: the answer should be the new one",
+    "cross_lingual": "The fact in other languages: the answer should be the new one",
 }
 MOST_MOVED = 20
 # What the record of `evaluate` lacks, and what only some records have.
-OF_APPLY = {"edit": None, "layer": None, "chat": False, "warnings": (), "unusable": ()}
+OF_APPLY = {"edit": None, "layer": None, "chat": False, "warnings": ()}
 NOT_MEASURED = "not measured", ""
 # The colour of the verdict, by its outcome.
 TONES = {"took": "good", "did not take": "bad", "nothing to change": "plain", "no edit": "plain"}

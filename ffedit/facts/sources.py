@@ -1,0 +1,345 @@
+"""The records of a file, of standard input, or of a data set, one after the other.
+
+A file is JSON (an object, a list, JSON lines, or values one after the other), a table with a header (CSV, TSV), YAML,
+or parquet or arrow; a folder of tables and a data set of the hub are read with the package `datasets` (an extra,
+imported when the first table is read; it runs no code that comes with a data set). JSON lines, CSV and tables are
+streamed: a record is read when it is asked for.
+
+An object may hold the records instead of being one: in its one list of objects, by their numbers, or in columns.
+"""
+
+from __future__ import annotations
+
+import ast
+import csv
+import glob
+import json
+import logging
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from typing import IO, Any, TypeAlias
+
+import yaml
+
+from ffedit.errors import FactError, brief
+from ffedit.facts.shapes import is_record
+from ffedit.facts.synonyms import role_of
+
+# A table by its path or its name on the hub, then #configuration and :split; and the path of a file in a data set.
+TABLE = re.compile(r"(?P<path>.+?)(#(?P<configuration>[\w.-]+))?(:(?P<split>[\w.-]+))?", re.DOTALL)
+HUB = re.compile(r"(?P<set>\w[\w.-]*/\w[\w.-]*)(/(?P<file>[\w./-]+))?")
+SUFFIXES = {".parquet": "parquet", ".arrow": "arrow"}
+LFS = "version https://git-lfs.github.com/spec/"
+DELIMITERS = ",;\t"
+# What stands in a cell for nothing.
+EMPTY = frozenset({"nan", "null", "<na>"})
+
+Source: TypeAlias = "str | os.PathLike[str]"
+
+
+def name_of(source: Source) -> str:
+    """Return the name of a source, for messages."""
+    return "standard input" if os.fspath(source) == "-" else os.fspath(source)
+
+
+def load_records(path: Source, stdin: IO[Any] | None = None) -> list[Any]:
+    """Read all records of a source; a row that cannot be read is a FactError. Raises FactError as `stream_records`."""
+    return list(stream_records(path, stdin))
+
+
+def stream_records(path: Source, stdin: IO[Any] | None = None) -> Iterator[Any]:
+    """Yield the records of a source, and a FactError in place of a row that cannot be read.
+
+    Raises:
+        FactError: there is no such source, it cannot be read, or it holds no records.
+    """
+    name = name_of(path)
+    if (table := find_table(os.fspath(path))) is not None:
+        records = table.records()
+    else:
+        lines = _lines(path, stdin, name)
+        begun: list[str] = []
+        for line in lines:
+            begun.append(line)
+            if line.strip():
+                break
+        head = begun[-1] if begun else ""
+        _refuse_pointer(name, head)
+        records = _reader(os.fspath(path), head)(name, chain(begun, lines))
+    first = next(records, None)
+    if first is None:
+        raise FactError(f"{name} holds no facts; expected a JSON object, a list, or JSON lines")
+    yield first
+    yield from records
+
+
+def _lines(path: Source, stdin: IO[Any] | None, name: str) -> Iterator[str]:
+    """Yield the lines of a file or of standard input, which are UTF-8, with their ends and without a BOM."""
+    at = 0
+    try:
+        with _opened(path, stdin) as stream:
+            for line in stream:
+                text = line if isinstance(line, str) else line.decode("utf-8")
+                yield text.removeprefix("\ufeff") if at == 0 else text
+                at += len(line)
+    except FileNotFoundError:
+        raise FactError(f"no file {name}; expected a file of facts, or - for standard input") from None
+    except OSError as error:
+        raise FactError(f"{name} cannot be read: {error.strerror or error}") from None
+    except UnicodeDecodeError as error:
+        raise FactError(f"{name} is not UTF-8 text (byte {at + error.start}); expected JSON, CSV or YAML") from None
+
+
+@contextmanager
+def _opened(path: Source, stdin: IO[Any] | None) -> Iterator[IO[Any]]:
+    if os.fspath(path) == "-":
+        stream = sys.stdin if stdin is None else stdin
+        yield getattr(stream, "buffer", stream)  # bytes where the stream has a buffer: always UTF-8
+    else:
+        with open(path, "rb") as file:
+            yield file
+
+
+def _refuse_pointer(name: str, head: str) -> None:
+    if head.startswith(LFS):
+        raise FactError(f"{name} is a pointer of Git LFS and not the data; fetch it: git lfs pull")
+
+
+def _reader(path: str, head: str) -> Callable[[str, Iterator[str]], Iterator[Any]]:
+    """Return the reader of a text by its suffix, or by its first line where the suffix does not say it."""
+    suffix = Path(path).suffix.casefold()
+    if suffix in (".yaml", ".yml"):
+        return _yaml
+    if suffix in (".csv", ".tsv", ".tab"):
+        return partial(_table, delimiter=_delimiter(head) if suffix == ".csv" else "\t")
+    if suffix in (".json", ".jsonl", ".ndjson") or head.lstrip()[:1] in ("{", "["):
+        return _json
+    cells = next(csv.reader([head], delimiter=_delimiter(head)), [])
+    if len(cells) > 1 and any(role_of((cell,)) for cell in cells if cell.strip()):
+        return partial(_table, delimiter=_delimiter(head))
+    return _yaml if re.match(r"---|- |\w+:( |$)", head) else _json
+
+
+def _json(name: str, lines: Iterator[str]) -> Iterator[Any]:
+    """Yield the records of JSON lines as they come; what is no value on one line is read whole."""
+    read = 0
+    try:
+        for line in lines:
+            try:
+                value = json.loads(line) if line.strip() else []
+            except json.JSONDecodeError:
+                values = _values(line + "".join(lines))
+                yield from chain.from_iterable(map(records_in, values))
+                return
+            yield from records_in(value)
+            read += 1
+    except json.JSONDecodeError as error:
+        why = f"(line {error.lineno + read}, column {error.colno}): {error.msg.removesuffix(' starting at')}"
+        raise FactError(f"{name} is not JSON {why}") from None
+    except (ValueError, RecursionError) as error:  # an integer of thousands of digits; thousands of brackets
+        raise FactError(f"{name} is not JSON that can be read: {error}") from None
+
+
+def _values(text: str) -> Iterator[Any]:
+    """Yield JSON values that stand one after the other."""
+    decoder, end = json.JSONDecoder(), 0
+    while space := re.compile(r"[ \t\r\n]*(?=[^ \t\r\n])").match(text, end):
+        value, end = decoder.raw_decode(text, space.end())
+        yield value
+
+
+def records_in(value: Any) -> list[Any]:
+    """Return the records that a value holds: the items of a list, those that an object holds, or the value alone."""
+    if not isinstance(value, Mapping):
+        return value if isinstance(value, list) else [value]
+    held = list(value.values())
+    if held and all(isinstance(item, Mapping) for item in held) and all(str(key).isdecimal() for key in value):
+        return held
+    if rows := _from_columns(value):
+        return rows
+    lists = [item for item in held if isinstance(item, list) and any(isinstance(one, Mapping) for one in item)]
+    return [record for items in lists for record in items] if lists and not is_record(value) else [value]
+
+
+def _from_columns(value: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the rows of an object of columns, lists of one length or {"0": …, "1": …}; none where it is no such."""
+    columns = {key: rows for key, held in value.items() if (rows := _column(held)) is not None}
+    roles = {key: role[0] for key in columns if (role := role_of((str(key),))) is not None}
+    lengths = {len(columns[key]) for key, role in roles.items() if role in ("subject", "prompt", "target")}
+    if len(lengths) != 1 or not {"prompt", "target"} <= {*roles.values()}:
+        return []
+    (count,) = lengths
+    columns = {key: rows for key, rows in columns.items() if len(rows) == count}
+    rest = {key: held for key, held in value.items() if key not in columns}
+    return [{**rest, **{key: rows[i] for key, rows in columns.items()}} for i in range(count)]
+
+
+def _column(value: Any) -> list[Any] | None:
+    if isinstance(value, Mapping):
+        return list(value.values()) if value and all(str(key).isdecimal() for key in value) else None
+    return value if isinstance(value, list) else None
+
+
+def _table(name: str, lines: Iterator[str], delimiter: str) -> Iterator[Any]:
+    """Yield the rows of a text table by the names in its first row."""
+    rows = csv.reader(lines, delimiter=delimiter, strict=True)
+    try:
+        header = [cell.strip() for cell in next((row for row in rows if any(row)), [])]
+        header = [f"{cell} ({i})" if cell in header[:i] else cell for i, cell in enumerate(header)]
+        for row in rows:
+            if len(row) > len(header):
+                found = f"line {rows.line_num} has {len(row)} cells and the header {len(header)}"
+                yield FactError(
+                    f"{found}; put text that holds {delimiter!r} between quotes", kind="a row of more cells"
+                )
+            elif any(cell.strip() for cell in row):
+                yield {title: _cell(text) for title, text in zip(header, row, strict=False)}
+    except csv.Error as error:
+        raise FactError(f"{name} is not a table that can be read (line {rows.line_num}): {error}") from None
+
+
+def _delimiter(head: str) -> str:
+    return max(DELIMITERS, key=head.count)
+
+
+def _cell(text: str) -> Any:
+    """Return the value of a cell: text, or the list or object that it spells in JSON or Python; None for NaN."""
+    if text.strip().casefold() in EMPTY:
+        return None
+    if text[:1] in ("[", "{") and len(text) > 2:
+        for parse in (json.loads, ast.literal_eval):
+            try:
+                value = parse(text)
+            except (ValueError, SyntaxError, RecursionError, MemoryError):
+                continue
+            return value if isinstance(value, list | dict) else text
+    return text
+
+
+class _Texts(yaml.SafeLoader):
+    """YAML whose plain scalars are text ("no" is a word, 1998 a name), null apart; without aliases."""
+
+    yaml_implicit_resolvers = {  # noqa: RUF012  # a loader's table, as PyYAML defines it
+        first: [(tag, pattern) for tag, pattern in resolvers if tag == "tag:yaml.org,2002:null"]
+        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        """Refuse an alias: aliases of aliases would be any number of records."""
+        if self.check_event(yaml.AliasEvent):
+            mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
+            raise yaml.MarkedYAMLError(problem="aliases are not read", problem_mark=mark)
+        return super().compose_node(parent, index)
+
+
+def _yaml(name: str, lines: Iterator[str]) -> Iterator[Any]:
+    """Yield the records of YAML, of all its documents."""
+    try:
+        for document in yaml.load_all("".join(lines), _Texts):  # a SafeLoader
+            yield from records_in([] if document is None else document)
+    except yaml.MarkedYAMLError as error:
+        line = f" (line {error.problem_mark.line + 1})" if error.problem_mark else ""
+        raise FactError(f"{name} is not YAML{line}: {error.problem}") from None
+    except (yaml.YAMLError, ValueError, RecursionError, TypeError) as error:
+        raise FactError(f"{name} is not YAML that can be read: {brief(error)}") from None
+
+
+@dataclass(frozen=True)
+class Table:
+    """Named table, not read yet; `path` is a path or owner/name on the hub, perhaps with the path of one file in it."""
+
+    name: str
+    path: str
+    configuration: str | None = None
+    split: str | None = None
+
+    def records(self) -> Iterator[dict[str, Any]]:
+        """Yield the rows, without the nulls of fields that a record lacks. Raises FactError if they cannot be read."""
+        if Path(self.path).is_file():
+            with _explained(self), open(self.path, "rb") as file:
+                head = file.read(len(LFS))
+            _refuse_pointer(self.name, head.decode("latin-1"))
+        try:
+            import datasets
+        except ImportError as error:
+            raise FactError(f"{self.name}: to read it, pip install 'ffedit[datasets]'") from error
+        with _explained(self):
+            splits = self._splits(datasets)
+        only = next(iter(splits)) if len(splits) == 1 else ""
+        if (split := self.split or only) not in splits:
+            raise FactError(f"{self.name}: the splits are {', '.join(splits)}; add one behind a colon")
+        rows = 0
+        with _explained(self):
+            for row in splits[split]:
+                rows += 1
+                yield _without_nulls(row)
+        if not rows:
+            raise FactError(f"{self.name} holds no facts; expected at least one record")
+
+    def _splits(self, datasets: Any) -> Mapping[str, Any]:
+        """Return the rows of each split, as `datasets` gives them. Local files are streamed: no second copy is made."""
+        path = Path(self.path)
+        if path.is_file():
+            return dict(datasets.load_dataset(SUFFIXES[path.suffix], data_files=glob.escape(self.path), streaming=True))
+        if (path / "state.json").exists() or (path / "dataset_dict.json").exists():
+            saved = datasets.load_from_disk(self.path)
+            return saved if isinstance(saved, dict) else {str(saved.split or "train"): saved}
+        if path.is_dir():
+            return dict(datasets.load_dataset(os.path.abspath(path), self.configuration, streaming=True))
+        hub = HUB.fullmatch(self.path)
+        assert hub is not None
+        return dict(datasets.load_dataset(hub["set"], self.configuration, data_files=hub["file"]))
+
+
+def find_table(name: str) -> Table | None:
+    """Return the table that `name` names, or None; FactError for a folder that holds none."""
+    match = TABLE.fullmatch(name)
+    if name == "-" or match is None:
+        return None
+    table = Table(name, name) if os.path.exists(name) else Table(name, **match.groupdict())
+    path = Path(table.path)
+    if path.is_dir():
+        if not any(file.suffix in SUFFIXES for file in path.rglob("*")):
+            raise FactError(f"{name} is a folder; expected a file of facts, or a folder of parquet or arrow files")
+        return table
+    if path.exists():
+        return table if path.suffix in SUFFIXES else None
+    hub = HUB.fullmatch(table.path)
+    # A name that ends as a file does, or lies in an existing folder, is a missing file.
+    missing = hub is None or (path.suffix[1:].isalpha() if hub["file"] is None else Path(path.parts[0]).exists())
+    return None if missing else table
+
+
+@contextmanager
+def _explained(table: Table) -> Iterator[None]:
+    """Raise one-line errors for failures of `datasets`, the hub or the network, and silence their own logs."""
+    loggers = [logging.getLogger(name) for name in ("datasets", "huggingface_hub")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    except Exception as error:  # the errors that `datasets` and the hub raise have no common class
+        why = brief(error)
+        if Path(table.path).exists():
+            raise FactError(f"{table.name} is no table that can be read: {why}") from error
+        raise FactError(
+            f"{table.name}: no such path, and not to be had as a data set of the hub ({why}); "
+            "download a file of it and give that"
+        ) from error
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _without_nulls(inner) for name, inner in value.items() if inner is not None}
+    return [_without_nulls(inner) for inner in value if inner is not None] if isinstance(value, list) else value
