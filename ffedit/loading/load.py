@@ -21,12 +21,17 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoModelForMaskedLM,
+    AutoModelForMultimodalLM,
     AutoModelForSeq2SeqLM,
     AutoTokenizer,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_FOR_MASKED_LM_MAPPING_NAMES
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_MASKED_LM_MAPPING_NAMES,
+    MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES,
+)
 
 from ffedit.errors import EditError, ModelError
 from ffedit.files.tensor_ranges import FLOATS, contents
@@ -69,7 +74,7 @@ def load_model(
         if checkpoint.config.is_encoder_decoder:
             kind = checkpoint.config.model_type
             raise ModelError(f"{name}: {kind} is an encoder with a decoder; a causal decoder is needed")
-        model, tokenizer, saved = _read(checkpoint, AutoModelForCausalLM, "causal", dtype, spread)
+        model, tokenizer, saved = _read(checkpoint, decoder_class(checkpoint.config), "causal", dtype, spread)
         editable = find_and_verify(model, tokenizer, name, value_matrix, saved)
         if folder := cached_folder(editable):
             editable.source = source_of(name, folder)
@@ -112,6 +117,20 @@ def load_stacks(
         return [load_model(name_or_path, *everything, progress=progress)]
     model, tokenizer, _ = _read(checkpoint, *auto_class, dtype, spread)
     return find_stacks(model, tokenizer, checkpoint.name, value_matrix)
+
+
+def decoder_class(config: Any) -> Any:
+    """Return the transformers class that loads a decoder as its checkpoint has it, with what it sees or hears, too.
+
+    A config of text, pictures and sound may also be read as that of its text decoder alone (Llama 4): then the class
+    that the checkpoint was saved from decides.
+    """
+    whole, text = (
+        names.get(config.model_type)
+        for names in (MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+    )
+    is_whole = whole is not None and (text is None or whole in (config.architectures or ()))
+    return AutoModelForMultimodalLM if is_whole else AutoModelForCausalLM
 
 
 def _auto_class(config: Any) -> tuple[Any, str] | None:
