@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import huggingface_hub
+from transformers import AutoConfig
 
 from ffedit.editor.edit import Edit, check_edit, refuse_shared
 from ffedit.editor.edit_files import EDITS
@@ -30,7 +31,7 @@ from ffedit.exporter.subprocess_check import Checked, Task, check_fresh, check_h
 from ffedit.files.atomic import check_free, make_file, make_folder, written
 from ffedit.files.placing import Placing, named_errors, together
 from ffedit.files.tensor_ranges import Matrix, contents
-from ffedit.loading.load import cached_folder, local_folder
+from ffedit.loading.load import cached_folder, decoder_classes, local_folder
 from ffedit.model.editable import Editable
 from ffedit.model.memory import Address, identity
 from ffedit.notebook import Displayed
@@ -186,7 +187,7 @@ def _write(base: Base, folder: Path, format: str, with_originals: bool) -> Moved
     originals: dict[str, Matrix] = {}
     if format == "adapter":
         write_adapter(folder, origin.name, base.edit, base.revision, base.is_mixture)
-        card = adapter_card(origin, base.edit)
+        card = adapter_card(origin, base.edit, base.loader)
     elif format == "delta":
         write_delta(folder, origin.name, base.edit)
         card = delta_card(origin, base.edit)
@@ -307,6 +308,14 @@ class Base(NamedTuple):
         file = source_file(self.name, self.folder)
         assert self.folder is not None
         return pack(file, self.folder, self.edit)
+
+    @property
+    def loader(self) -> str:
+        """Name of the transformers class that loads it."""
+        config = (
+            self.editable.model.config if self.editable is not None else AutoConfig.from_pretrained(str(self.folder))
+        )
+        return str(decoder_classes(config)[0].__name__)
 
     @property
     def is_mixture(self) -> bool:

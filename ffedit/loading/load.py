@@ -8,7 +8,7 @@ of them with offloading of the rest to CPU memory or the disk (`model.storage`).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import prod
 from pathlib import Path
 from textwrap import shorten
@@ -74,7 +74,7 @@ def load_model(
         if checkpoint.config.is_encoder_decoder:
             kind = checkpoint.config.model_type
             raise ModelError(f"{name}: {kind} is an encoder with a decoder; a causal decoder is needed")
-        model, tokenizer, saved = _read(checkpoint, decoder_class(checkpoint.config), "causal", dtype, spread)
+        model, tokenizer, saved = _read(checkpoint, decoder_classes(checkpoint.config), "causal", dtype, spread)
         editable = find_and_verify(model, tokenizer, name, value_matrix, saved)
         if folder := cached_folder(editable):
             editable.source = source_of(name, folder)
@@ -115,22 +115,42 @@ def load_stacks(
     if (auto_class := _auto_class(checkpoint.config)) is None:
         everything = (device, dtype, revision, trust_remote_code, value_matrix, device_map, offload_folder, max_memory)
         return [load_model(name_or_path, *everything, progress=progress)]
-    model, tokenizer, _ = _read(checkpoint, *auto_class, dtype, spread)
+    auto, kind = auto_class
+    model, tokenizer, _ = _read(checkpoint, (auto,), kind, dtype, spread)
     return find_stacks(model, tokenizer, checkpoint.name, value_matrix)
 
 
-def decoder_class(config: Any) -> Any:
-    """Return the transformers class that loads a decoder as its checkpoint has it, with what it sees or hears, too.
+def decoder_classes(config: Any) -> tuple[Any, ...]:
+    """Return the transformers classes that read a decoder from its checkpoint, the one to be preferred first.
 
-    A config of text, pictures and sound may also be read as that of its text decoder alone (Llama 4): then the class
-    that the checkpoint was saved from decides.
+    That is the class that the checkpoint was saved from, with what it sees or hears besides. The config of such a model
+    may also be read as that of its text decoder alone (Llama 4, Qwen 3.5).
     """
     whole, text = (
         names.get(config.model_type)
         for names in (MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
     )
-    is_whole = whole is not None and (text is None or whole in (config.architectures or ()))
-    return AutoModelForMultimodalLM if is_whole else AutoModelForCausalLM
+    if whole is None or (text is not None and whole not in (config.architectures or ())):
+        return (AutoModelForCausalLM,)
+    return (AutoModelForMultimodalLM,) if text in (None, whole) else (AutoModelForMultimodalLM, AutoModelForCausalLM)
+
+
+def first_that_runs(classes: Sequence[Any], path: str, **options: Any) -> Any:
+    """Load a model by the first of `classes` that transformers can run on text, else by the last.
+
+    Returns what `from_pretrained` does: the model, and with `output_loading_info` its loading info. transformers 5.24
+    loads Llama 4 with its vision tower, but fails in every pass of it, and runs its text decoder.
+    """
+    for auto in classes[:-1]:
+        loaded = auto.from_pretrained(path, **options)
+        model = loaded[0] if isinstance(loaded, tuple) else loaded
+        try:
+            with torch.no_grad():
+                model(input_ids=torch.zeros(1, 1, dtype=torch.long, device=device_of(model.get_input_embeddings())))
+        except AttributeError:
+            continue
+        return loaded
+    return classes[-1].from_pretrained(path, **options)
 
 
 def _auto_class(config: Any) -> tuple[Any, str] | None:
@@ -210,7 +230,7 @@ def path_of(name: str, progress: Progress = silent) -> str:
 
 
 def _read(
-    opened: Opened, auto: Any, kind: str, dtype: str, spread: Mapping[str, Any]
+    opened: Opened, classes: Sequence[Any], kind: str, dtype: str, spread: Mapping[str, Any]
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, torch.dtype]:
     """Return a checkpoint's model, its tokenizer, and the dtype it was saved in (of a quantised one: computes in)."""
     name, path, config, common = opened
@@ -231,9 +251,10 @@ def _read(
             stored = {}
         if stored:
             held = sum(prod(tensor.shape) for tensor in stored.values())
-            check_declared(name, auto, config, held, len(stored), "checkpoint")
+            check_declared(name, classes[0], config, held, len(stored), "checkpoint")
     with readable(f"{what} cannot be read", advice):
-        loaded: Any = auto.from_pretrained(
+        loaded: Any = first_that_runs(
+            classes,
             path,
             dtype=DTYPES.get(dtype, "auto"),
             **spread,

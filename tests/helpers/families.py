@@ -18,6 +18,7 @@ from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import pictures
 import pytest
 import torch
 import transformers
@@ -286,7 +287,7 @@ def document() -> str:
     """docs/families.md."""
     lines = [HEAD, ("---",) * len(HEAD), *map(row, FAMILIES)]
     table = "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
-    return ABOUT.format(version=transformers.__version__.split(".")[0]) + table
+    return ABOUT.format(version=transformers.__version__.split(".")[0]) + table + pictures.table()
 
 
 if __name__ == "__main__":

@@ -1,0 +1,74 @@
+"""Checkpoints whose model sees pictures, too: the text decoder is edited, and all else is kept.
+
+docs/families.md has their table (`test_families`); here are the parts of it, and what it does not say.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pictures
+import pytest
+import torch
+from making import made, verified_here, weights
+from safetensors.torch import load_file, save_file
+from transformers import Gemma3ForConditionalGeneration
+
+import ffedit
+
+pytest.importorskip("peft")
+__all__ = ["verified_here"]
+READ = [kind for kind in pictures.SHAPES if kind != "paligemma"]
+every_class = pytest.mark.parametrize("kind", READ)
+
+
+@every_class
+def test_an_export_is_the_whole_checkpoint_with_one_matrix_changed(kind: str) -> None:
+    found = pictures.case(kind)
+    assert found.name and found.others and found.reopened
+
+
+@every_class
+def test_an_undo_of_an_export_is_the_base_to_the_bit(kind: str) -> None:
+    assert pictures.case(kind).undone
+
+
+@every_class
+def test_peft_finds_the_names_of_an_adapter_in_the_class_itself(kind: str) -> None:
+    assert pictures.case(kind).adapter == ""
+
+
+def test_a_prompt_that_is_read_as_a_whole_is_refused_in_a_line() -> None:
+    refused = pictures.case("paligemma").refused
+    assert "looks ahead" in refused and "a causal decoder is needed" in refused and "\n" not in refused
+
+
+@pytest.mark.usefixtures("verified_here")
+def test_files_with_the_names_in_memory_are_exported_under_these(tmp_path: Path) -> None:
+    """As transformers 4.52 wrote them; the names of an older layout are no longer there then."""
+    base = pictures.saved("gemma3", tmp_path / "base")
+    files = {path: load_file(path) for path in sorted(base.glob("*.safetensors"))}
+    index = base / "model.safetensors.index.json"
+    renamed = index.read_text().replace("language_model.model.", "model.language_model.")
+    index.write_text(renamed)
+    for path, tensors in files.items():
+        now = {name.replace("language_model.model.", "model.language_model."): t for name, t in tensors.items()}
+        save_file(now, path, metadata={"format": "pt"})
+    editable = ffedit.load(base)
+    ffedit.export(base, made(editable, {1: 2}), tmp_path / "edited")
+    before, after = weights(base), weights(tmp_path / "edited")
+    changed = [name for name in before if not torch.equal(before[name], after[name])]
+    assert changed == ["model.language_model.layers.1.mlp.down_proj.weight"]
+
+
+@pytest.mark.usefixtures("verified_here")
+def test_a_model_edited_in_memory_is_written_with_its_tower(tmp_path: Path) -> None:
+    base = pictures.saved("gemma3", tmp_path / "base")
+    editable = ffedit.load(base)
+    made(editable, {0: 2}).apply_(editable)
+    ffedit.export(editable, made(editable, {1: 2}), tmp_path / "edited")
+    before, after = weights(base), weights(tmp_path / "edited")
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    assert before.keys() == after.keys()
+    assert changed == {f"language_model.model.layers.{layer}.mlp.down_proj.weight" for layer in (0, 1)}
+    assert isinstance(Gemma3ForConditionalGeneration.from_pretrained(tmp_path / "edited"), torch.nn.Module)
