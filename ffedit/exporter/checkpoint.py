@@ -35,7 +35,8 @@ from ffedit.editor.edit import Edit, applied_edits
 from ffedit.editor.edit_files import EDITS
 from ffedit.errors import EditError
 from ffedit.files.atomic import os_errors
-from ffedit.files.tensor_ranges import FLOATS, INDEX, Matrix, Stored, contents, patch, row_blocks, sample_of
+from ffedit.files.shards import INDEX
+from ffedit.files.tensor_ranges import FLOATS, Matrix, Stored, contents, patch, row_blocks, sample_of
 from ffedit.model.discover import saved
 from ffedit.model.editable import Editable
 from ffedit.model.memory import SAMPLE, Address

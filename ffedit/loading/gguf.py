@@ -31,6 +31,7 @@ from ffedit.files import cache
 from ffedit.files.atomic import os_errors, written
 from ffedit.files.placing import beside, claimed
 from ffedit.files.seal import file_checksum, sealed, unsealed
+from ffedit.files.shards import is_pointer
 from ffedit.loading.names import PACKAGES, gguf_file
 from ffedit.progress import Progress, silent
 
@@ -208,6 +209,8 @@ def open_gguf(file: Path) -> Any:
 
     with file.open("rb") as opened:
         magic, version = opened.read(4), opened.read(4)
+    if is_pointer(file):
+        raise ModelError(f"{file}: a Git LFS pointer, which names the file in its place; fetch the file itself")
     if magic != b"GGUF":
         raise ModelError(f"{file}: no GGUF file (it begins with {magic!r}; b'GGUF' was expected)")
     if len(version) == 4 and (number := int.from_bytes(version, "little")) not in VERSIONS:

@@ -34,6 +34,7 @@ from transformers.models.auto.modeling_auto import (
 )
 
 from ffedit.errors import EditError, ModelError
+from ffedit.files.shards import INDEX, SINGLE
 from ffedit.files.tensor_ranges import FLOATS, contents
 from ffedit.loading.distributed import own_device
 from ffedit.loading.gguf import check_declared, check_loaded, converted, readable, source_of
@@ -244,14 +245,11 @@ def _read(
         what, advice = f"{name}: the model, quantised ({getattr(method, 'value', method)}),", QUANTISE_LATER
     if dtype == "float16" and spread["device_map"] is None and quantised is None:
         dtype = "float32"  # the dtype in which a CPU computes it, without rounding in between
-    if quantised is None and "auto_map" not in vars(config) and (Path(path) / "config.json").is_file():
-        try:
-            stored = contents(Path(path))
-        except ModelError:  # transformers knows other names of files
-            stored = {}
-        if stored:
-            held = sum(prod(tensor.shape) for tensor in stored.values())
-            check_declared(name, classes[0], config, held, len(stored), "checkpoint")
+    known = any((Path(path) / file).is_file() for file in (SINGLE, INDEX))  # transformers knows other names of files
+    if quantised is None and "auto_map" not in vars(config) and known:
+        stored = contents(Path(path))
+        held = sum(prod(tensor.shape) for tensor in stored.values())
+        check_declared(name, classes[0], config, held, len(stored), "checkpoint")
     with readable(f"{what} cannot be read", advice):
         loaded: Any = first_that_runs(
             classes,

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import huggingface_hub
 
 from ffedit.errors import ModelError, brief
+from ffedit.loading.folders import check_folder
 
 # Models that come with ffedit, by name.
 EMBEDDED = {
@@ -73,11 +74,11 @@ def gguf_file(name: str) -> Path | None:
 def is_local(path: str, name: str) -> bool:
     """Return True if everything must be on this machine: a folder, or a hub id when there is no network.
 
-    Raises ModelError where it is not here and the hub cannot be reached, or the name has not the form of a hub id.
+    Raises ModelError where it is not here and the hub cannot be reached, the name has not the form of a hub id, or the
+    folder holds no whole checkpoint (`folders.check_folder`).
     """
     if Path(path).exists():
-        if not (Path(path) / "config.json").is_file():
-            raise ModelError(f"{name}: no config.json in it; a model folder, a GGUF file or a hub id was expected")
+        check_folder(Path(path), name)
         return True
     try:
         known = huggingface_hub.try_to_load_from_cache(path, "config.json")

@@ -116,6 +116,11 @@ def _find_stack(
 def _transformers_model(model: Any, name: str) -> PreTrainedModel:
     """Return the model itself, of one that was compiled or not; ModelError unless it is transformers' and whole."""
     model = getattr(model, "_orig_mod", model)  # what `torch.compile` returns holds the model and its weights
+    if isinstance(model, nn.Module) and any(hasattr(module, "base_layer") for module in model.modules()):
+        raise ModelError(
+            f"{name}: a PEFT adapter stands in this model, and an edit beneath it would be measured with it; merge it "
+            "first: model = model.merge_and_unload(), or take it out: model = model.unload()"
+        )
     if not isinstance(model, PreTrainedModel):
         raise ModelError(f"{name}: a transformers model is needed, found {type(model).__name__}")
     if not storage.is_loaded(model):

@@ -1,0 +1,48 @@
+"""Files that the weights of a checkpoint are in, found out without torch: one file, or shards with an index."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from ffedit.errors import ModelError, brief
+
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+PICKLED, PICKLED_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
+POINTER = b"version https://git-lfs."  # how the file begins that Git keeps in place of a large one
+
+
+def is_pointer(file: Path) -> bool:
+    """Return True if a file is a Git LFS pointer: a few lines of text in place of its content."""
+    with file.open("rb") as opened:
+        return opened.read(len(POINTER)) == POINTER
+
+
+def read_index(index: Path) -> dict[str, str]:
+    """Return the file that each tensor is in, by the tensor's name.
+
+    Raises ModelError where the index cannot be read, names a tensor twice or a file outside the folder, or where a
+    shard is missing.
+    """
+    try:
+        shards: dict[str, str] = json.loads(index.read_text(encoding="utf-8"), object_pairs_hook=_once)["weight_map"]
+        files = sorted(set(shards.values()))
+        if any(Path(file).is_absolute() or ".." in Path(file).parts for file in files):
+            raise ValueError("it names a file outside the folder")
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ModelError(f"{index}: cannot be read ({brief(error)}); fetch the checkpoint anew") from error
+    if missing := [file for file in files if not (index.parent / file).is_file()]:
+        raise ModelError(
+            f"{index.parent}: {missing[0]} is missing, one of {len(files)} files that {index.name} names; fetch it, too"
+        )
+    return shards
+
+
+def _once(pairs: Sequence[tuple[str, object]]) -> dict[str, object]:
+    """Return a JSON object; ValueError where a name stands in it twice."""
+    for name, count in Counter(name for name, _ in pairs).most_common(1):
+        if count > 1:
+            raise ValueError(f"it names {name} twice")
+    return dict(pairs)
