@@ -296,6 +296,7 @@ def read_tokenizer(opened: Opened) -> PreTrainedTokenizerBase:
         if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):
             raise ModelError(f"{opened.name}: no tokenizer in it (tokenizer.json was expected)")
         tokenizer(UNKNOWN, verbose=False)
+    tokenizer.name_or_path = tokenizer.name_or_path or opened.path  # Mistral's own does not remember it
     return tokenizer
 
 

@@ -394,8 +394,9 @@ class Editable(Stack):
     @cached_property
     def special(self) -> set[int]:
         """Token ids that are no text: those that the tokenizer marks as special, and added tokens that are `MARKUP`."""
-        added = self.tokenizer.added_tokens_decoder.items()
-        marked = {i for i, token in added if token.special or MARKUP.fullmatch(token.content)}
+        added = self.tokenizer.added_tokens_decoder
+        tokens = added.items() if isinstance(added, Mapping) else ()  # Mistral's own tokenizer does not list them
+        marked = {i for i, token in tokens if token.special or MARKUP.fullmatch(token.content)}
         return marked.union(self.tokenizer.all_special_ids)
 
     def encode(
