@@ -24,14 +24,14 @@ from ffedit.exporter.checkpoint import (
     save_expected,
     write_from_memory,
 )
-from ffedit.exporter.embedded_edits import embed, history, plan_undo, read_originals
+from ffedit.exporter.embedded_edits import embed, history, load_with_edits, plan_undo, read_originals
 from ffedit.exporter.gguf import Packed, as_packed, pack, source_file, write_gguf
 from ffedit.exporter.model_card import adapter_card, delta_card, model_card, origin_of, undone_card
 from ffedit.exporter.subprocess_check import Checked, Task, check_fresh, check_how
 from ffedit.files.atomic import check_free, make_file, make_folder, written
 from ffedit.files.placing import Placing, named_errors, together
 from ffedit.files.tensor_ranges import Matrix, contents
-from ffedit.loading.load import cached_folder, decoder_classes, local_folder
+from ffedit.loading.load import cached_folder, decoder_classes, local_folder, quantisation
 from ffedit.model.editable import Editable
 from ffedit.model.memory import Address, identity
 from ffedit.notebook import Displayed
@@ -337,6 +337,9 @@ def find_base(model: Editable | str | Path, edit: Edit, revision: str | None = N
             edit = edit.noted(matrices={str(at): identity(model.memories[at]) for at in edit.updates})
         return Base(model.name, edit, folder, model)
     folder = local_folder(model, revision)
+    if quantisation(AutoConfig.from_pretrained(folder)):
+        # Its files are not rewritten; transformers may unpack them to 16 bits (FP8, MXFP4).
+        return find_base(load_with_edits(model, revision=revision), edit)
     earlier = history(folder)
     if edit.fingerprint() in [other.fingerprint() for other in earlier]:
         raise EditError(f"{model}: holds the edit {edit.fingerprint()} already; nothing was written")

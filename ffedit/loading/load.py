@@ -77,6 +77,8 @@ def load_model(
             raise ModelError(f"{name}: {kind} is an encoder with a decoder; a causal decoder is needed")
         model, tokenizer, saved = _read(checkpoint, decoder_classes(checkpoint.config), "causal", dtype, spread)
         editable = find_and_verify(model, tokenizer, name, value_matrix, saved)
+        if not any(memory.quantised for memory in editable.memories.values()):
+            editable.unpacked = quantisation(checkpoint.config)
         if folder := cached_folder(editable):
             editable.source = source_of(name, folder)
     else:
@@ -238,15 +240,14 @@ def _read(
     if dtype != "auto" and dtype not in DTYPES:
         raise ModelError(f"dtype {dtype!r} is not known; give auto, {', '.join(DTYPES)}")
     tokenizer = read_tokenizer(opened)
-    quantised = getattr(config, "quantization_config", None)
+    quantised = quantisation(config)
     what, advice = f"{name}: the model", ""
-    if quantised is not None:
-        method = quantised.get("quant_method") if isinstance(quantised, Mapping) else quantised.quant_method
-        what, advice = f"{name}: the model, quantised ({getattr(method, 'value', method)}),", QUANTISE_LATER
-    if dtype == "float16" and spread["device_map"] is None and quantised is None:
+    if quantised:
+        what, advice = f"{name}: the model, quantised ({quantised}),", QUANTISE_LATER
+    if dtype == "float16" and spread["device_map"] is None and not quantised:
         dtype = "float32"  # the dtype in which a CPU computes it, without rounding in between
     known = any((Path(path) / file).is_file() for file in (SINGLE, INDEX))  # transformers knows other names of files
-    if quantised is None and "auto_map" not in vars(config) and known:
+    if not quantised and "auto_map" not in vars(config) and known:
         stored = contents(Path(path))
         held = sum(prod(tensor.shape) for tensor in stored.values())
         check_declared(name, classes[0], config, held, len(stored), "checkpoint")
@@ -264,10 +265,19 @@ def _read(
     model, info = loaded
     check_loaded(name, info, "checkpoint", f"a {kind} language model was expected")
     model.eval().requires_grad_(False)
-    saved = model.dtype if quantised is not None else _saved_in(path, model, config)
-    if model.dtype == torch.float16 and quantised is None and device_of(model).type == "cpu":
+    saved = model.dtype if quantised else _saved_in(path, model, config)
+    if model.dtype == torch.float16 and not quantised and device_of(model).type == "cpu":
         model.float()
     return model, tokenizer, saved
+
+
+def quantisation(config: Any) -> str:
+    """Return the method by which a checkpoint's weights are quantised, as transformers calls it; "" where none is."""
+    declared = getattr(config, "quantization_config", None)
+    if declared is None:
+        return ""
+    method = declared.get("quant_method") if isinstance(declared, Mapping) else declared.quant_method
+    return str(getattr(method, "value", method))
 
 
 def _saved_in(path: str, model: PreTrainedModel, config: Any) -> torch.dtype:

@@ -347,6 +347,7 @@ class Editable(Stack):
         history: the edits that are in the weights, and the originals of what they changed.
         chat: whether prompts are put into the tokenizer's chat template (`ffedit.model.tokenization`).
         source: the file that its checkpoint was converted from, plain JSON (`loading.gguf.source_of`), or None.
+        unpacked: the quantisation of its files ("fp8"), where transformers unpacked all value matrices; else "".
     """
 
     attention: list[nn.Module] = field(default_factory=list)
@@ -358,6 +359,7 @@ class Editable(Stack):
     history: History = field(default_factory=History)
     chat: bool = False
     source: dict[str, Any] | None = None
+    unpacked: str = ""
 
     def __repr__(self) -> str:
         chat = ", in its chat template" if self.chat else ""

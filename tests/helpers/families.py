@@ -271,14 +271,14 @@ def row(family: str) -> tuple[str, ...]:
     )
 
 
-def document() -> str:
-    """docs/families.md."""
+def tables() -> str:
+    """docs/families.md, without the section of `pictures`."""
     lines = [HEAD, ("---",) * len(HEAD), *map(row, FAMILIES)]
     table = "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
-    return ABOUT.format(version=transformers.__version__.split(".")[0]) + table + pictures.table()
+    return ABOUT.format(version=transformers.__version__.split(".")[0]) + table
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
     transformers.utils.logging.set_verbosity_error()
-    DOCUMENT.write_text(document(), encoding="utf-8")
+    DOCUMENT.write_text(tables() + pictures.section(), encoding="utf-8")

@@ -231,7 +231,7 @@ def row(kind: str) -> tuple[str, ...]:
     return (found.whole, type(found.editable.model).__name__, f"`{inside}`", f"`{found.name}`", works(kind))
 
 
-def table() -> str:
+def section() -> str:
     """The section of docs/families.md."""
     lines = [HEAD, ("---",) * len(HEAD), *map(row, SHAPES)]
     return ABOUT + "".join(f"| {' | '.join(cells)} |\n" for cells in lines)

@@ -1,7 +1,4 @@
-"""Checkpoints whose model sees pictures, too: the text decoder is edited, and all else is kept.
-
-docs/families.md has their table (`test_families`); here are the parts of it, and what it does not say.
-"""
+"""Checkpoints whose model sees pictures, too: the text decoder is edited, and all else is kept."""
 
 from __future__ import annotations
 
@@ -18,6 +15,7 @@ import ffedit
 
 pytest.importorskip("peft")
 __all__ = ["verified_here"]
+DOCUMENT = Path(__file__).parents[2] / "docs" / "families.md"
 READ = [kind for kind in pictures.SHAPES if kind != "paligemma"]
 every_class = pytest.mark.parametrize("kind", READ)
 
@@ -37,6 +35,11 @@ def test_an_undo_of_an_export_is_the_base_to_the_bit(kind: str) -> None:
 @every_class
 def test_peft_finds_the_names_of_an_adapter_in_the_class_itself(kind: str) -> None:
     assert pictures.case(kind).adapter == ""
+
+
+def test_the_document_says_what_was_measured() -> None:
+    document = DOCUMENT.read_text(encoding="utf-8")
+    assert document.endswith(pictures.section()), "run python tests/helpers/families.py"
 
 
 def test_a_prompt_that_is_read_as_a_whole_is_refused_in_a_line() -> None:
