@@ -161,6 +161,11 @@ def _verify(editable: Editable) -> None:
     ):
         mixtures = [_watch(stack, ff, ff.mixture, name) for ff in editable.feed_forward if ff.mixture is not None]
         logits = _first_logits(editable, ids)
+    if unused := [at.layer for at in dense if at not in outputs]:
+        raise ModelError(
+            f"{name}: layer {unused[0]} of {type(model).__name__} does not run on text alone (it reads pictures?); a "
+            "decoder whose layers all do was expected"
+        )
     # The probe reads every weight but the embeddings of other tokens.
     if not (torch.isfinite(logits).all() and torch.isfinite(storage.fetched(editable.embedding)).all()):
         names = [path for path, _ in storage.parameters(model)]

@@ -71,6 +71,16 @@ _CLIP = {**_TOWER, "model_type": "clip_vision_model"}
 _QWEN_25 = {**_QWEN, "hidden_size": 16, "intermediate_size": 24, "out_hidden_size": 32, "fullatt_block_indexes": [0]}
 _LLAMA_4 = {**_TOWER, "vision_output_dim": 16, "projector_input_dim": 16, "projector_output_dim": 16}
 _ONE = {"image_token_id": IMAGE}
+_ROUTED = {"num_experts": 4, "moe_intermediate_size": 24, "num_experts_per_tok": 2}
+_GEMMA_4 = {
+    **{"vocab_size_per_layer_input": VOCAB, "hidden_size_per_layer_input": 8, "num_kv_shared_layers": 0},
+    **{"layer_types": ["sliding_attention", "sliding_attention", "full_attention"], "sliding_window": 16},
+    "global_head_dim": 8,
+}
+_GEMMA_4_TOWER = {
+    **{"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2},
+    **{"num_key_value_heads": 2, "head_dim": 8, "patch_size": 8},
+}
 SHAPES = {
     "gemma3": Shape(hf.Gemma3Config, {"sliding_window": 16}, _SIGLIP, {**_MARKED, "mm_tokens_per_image": 4}, 42_744),
     "qwen2_vl": Shape(hf.Qwen2VLConfig, _TURNED, {**_QWEN, "embed_dim": 16}, _SEEN, 66_288),
@@ -94,6 +104,22 @@ SHAPES = {
         {**_TOWER, "image_size": [16, 16], "patch_size": [8, 8]},
         _ONE,
         45_416,
+    ),
+    "qwen3_vl_moe": Shape(
+        hf.Qwen3VLMoeConfig, {**_TURNED, **_ROUTED}, {**_QWEN_3, "deepstack_visual_indexes": [0]}, _SEEN, 125_032
+    ),
+    "qwen3_5_moe": Shape(
+        hf.Qwen3_5MoeConfig, {**_LINEAR, **_ROUTED, "shared_expert_intermediate_size": 16}, _QWEN_3, _SEEN, 112_936
+    ),
+    "gemma4": Shape(
+        hf.Gemma4Config,
+        _GEMMA_4,
+        _GEMMA_4_TOWER,
+        {"image_token_id": IMAGE, "boi_token_id": START, "eoi_token_id": END, "audio_config": None},
+        383_176,
+    ),
+    "llava_onevision": Shape(
+        hf.LlavaOnevisionConfig, {"model_type": "qwen2"}, _SIGLIP, {**_ONE, "image_grid_pinpoints": [[16, 16]]}, 57_368
     ),
 }
 HEAD = ("class", "loaded as", "value matrix in memory", "in the files", "works")
