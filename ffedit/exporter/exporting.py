@@ -30,6 +30,7 @@ from ffedit.exporter.model_card import adapter_card, delta_card, model_card, ori
 from ffedit.exporter.subprocess_check import Checked, Task, check_fresh, check_how
 from ffedit.files.atomic import check_free, make_file, make_folder, written
 from ffedit.files.placing import Placing, named_errors, together
+from ffedit.files.shards import gguf_parts
 from ffedit.files.tensor_ranges import Matrix, contents
 from ffedit.loading.load import cached_folder, decoder_classes, local_folder, quantisation
 from ffedit.model.editable import Editable
@@ -159,6 +160,11 @@ def _export_gguf(placing: Placing, base: Base, out: Path, format: str, verify: s
         raise EditError(f"{out}: a GGUF file is to be made; name one that ends in .gguf")
     if out.exists() and out.samefile(file):
         raise EditError(f"{out}: is the file that the model was loaded from, which stays as it is; name another")
+    if format == "gguf" and len(gguf_parts(file)) > 1:
+        raise EditError(
+            f"{file}: is one of several parts, and an edited file is made of a whole one; join them "
+            "(llama-gguf-split --merge), or export an adapter (--format adapter)"
+        )
     if format == "adapter" and verify == "logits":
         raise EditError("transformers reads no adapter of llama.cpp, so that logits cannot be compared; verify tensors")
     packed = base.packed() if format == "gguf" else {}

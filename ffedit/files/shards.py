@@ -1,8 +1,9 @@
-"""Files that the weights of a checkpoint are in, found out without torch: one file, or shards with an index."""
+"""Files that a model's weights are in, found out without torch: one file, shards with an index, parts in GGUF."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,6 +12,7 @@ from ffedit.errors import ModelError, brief
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLED, PICKLED_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
+GGUF_PART = re.compile(r"(?P<stem>.+)-\d{5}-of-(?P<count>\d{5})\.gguf", re.IGNORECASE)
 POINTER = b"version https://git-lfs."  # how the file begins that Git keeps in place of a large one
 
 
@@ -46,3 +48,18 @@ def _once(pairs: Sequence[tuple[str, object]]) -> dict[str, object]:
         if count > 1:
             raise ValueError(f"it names {name} twice")
     return dict(pairs)
+
+
+def gguf_parts(file: Path) -> list[Path]:
+    """Return the files of a model in GGUF, in order: all parts of which `file` is one, or itself alone.
+
+    Raises ModelError where a part is missing.
+    """
+    name = GGUF_PART.fullmatch(file.name)
+    if name is None:
+        return [file]
+    count = int(name["count"])
+    parts = [file.with_name(f"{name['stem']}-{i:05}-of-{count:05}{file.suffix}") for i in range(1, count + 1)]
+    if missing := [part.name for part in parts if not part.is_file()]:
+        raise ModelError(f"{file}: one of {count} parts, of which {missing[0]} is missing; fetch it, too")
+    return parts
