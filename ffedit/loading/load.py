@@ -248,7 +248,10 @@ def _read(
         dtype = "float32"  # the dtype in which a CPU computes it, without rounding in between
     known = any((Path(path) / file).is_file() for file in (SINGLE, INDEX))  # transformers knows other names of files
     if not quantised and "auto_map" not in vars(config) and known:
-        stored = contents(Path(path))
+        try:
+            stored = contents(Path(path))
+        except ModelError as error:
+            raise ModelError(f"{name}: {error}") from error
         held = sum(prod(tensor.shape) for tensor in stored.values())
         check_declared(name, classes[0], config, held, len(stored), "checkpoint")
     with readable(f"{what} cannot be read", advice):
