@@ -34,7 +34,7 @@ from ffedit.algebra.rounding import rounded
 from ffedit.editor.edit import Edit, applied_edits
 from ffedit.editor.edit_files import EDITS
 from ffedit.errors import EditError
-from ffedit.files.atomic import os_errors
+from ffedit.files.atomic import os_errors, refuse_link
 from ffedit.files.shards import INDEX
 from ffedit.files.tensor_ranges import FLOATS, Matrix, Stored, contents, patch, row_blocks, sample_of
 from ffedit.model.discover import saved
@@ -190,22 +190,12 @@ def rewrite(base: Path, tensors: Mapping[str, Stored], plan: Plan, folder: Path)
         other_index = path.name.endswith(".index.json") and path.name != INDEX
         if path.is_dir() and path.name == "additional_chat_templates":
             for inner in path.rglob("*"):
-                _refuse_link(inner, base)
+                refuse_link(inner, base)
             shutil.copytree(path, folder / path.name)
         elif path.is_file() and path.suffix not in WEIGHTS and not other_index:
-            _refuse_link(path, base)
+            refuse_link(path, base)
             shutil.copyfile(path, folder / path.name)
     return moved
-
-
-def _refuse_link(path: Path, base: Path) -> None:
-    """Refuse a link out of a checkpoint, or of the folder its config is in: whatever it leads to would be shipped.
-
-    A snapshot in the hub's cache is a folder of links to one of blobs.
-    """
-    target, folders = path.resolve(), {base.resolve(), (base / "config.json").resolve().parent}
-    if not folders & set(target.parents):
-        raise EditError(f"{path}: a link to {target}, out of the checkpoint; put a copy in its place, or delete it")
 
 
 # From memory --------------------------------------------------------------------------------------
@@ -254,6 +244,7 @@ def _save(editable: Editable, folder: Path) -> None:
     # The dtype written may differ from the one computed in.
     config = folder / "config.json"
     content = json.loads(config.read_text(encoding="utf-8")) | {"dtype": str(dtype).removeprefix("torch.")}
+    content.pop("quantization_config", None)  # of the files that it was loaded from
     config.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 

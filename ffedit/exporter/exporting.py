@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import huggingface_hub
-from transformers import AutoConfig
 
 from ffedit.editor.edit import Edit, check_edit, refuse_shared
 from ffedit.editor.edit_files import EDITS
@@ -32,7 +31,7 @@ from ffedit.files.atomic import check_free, make_file, make_folder, written
 from ffedit.files.placing import Placing, named_errors, together
 from ffedit.files.shards import gguf_parts
 from ffedit.files.tensor_ranges import Matrix, contents
-from ffedit.loading.load import cached_folder, decoder_classes, local_folder, quantisation
+from ffedit.loading.load import cached_folder, decoder_classes, local_folder, quantisation, written_config
 from ffedit.model.editable import Editable
 from ffedit.model.memory import Address, identity
 from ffedit.notebook import Displayed
@@ -318,10 +317,10 @@ class Base(NamedTuple):
     @property
     def loader(self) -> str:
         """Name of the transformers class that loads it."""
-        config = (
-            self.editable.model.config if self.editable is not None else AutoConfig.from_pretrained(str(self.folder))
-        )
-        return str(decoder_classes(config)[0].__name__)
+        if self.editable is not None:
+            return str(decoder_classes(self.editable.model.config)[0].__name__)
+        assert self.folder is not None
+        return str(decoder_classes(written_config(self.folder))[0].__name__)
 
     @property
     def is_mixture(self) -> bool:
@@ -343,7 +342,7 @@ def find_base(model: Editable | str | Path, edit: Edit, revision: str | None = N
             edit = edit.noted(matrices={str(at): identity(model.memories[at]) for at in edit.updates})
         return Base(model.name, edit, folder, model)
     folder = local_folder(model, revision)
-    if quantisation(AutoConfig.from_pretrained(folder)):
+    if quantisation(written_config(folder)):
         # Its files are not rewritten; transformers may unpack them to 16 bits (FP8, MXFP4).
         return find_base(load_with_edits(model, revision=revision), edit)
     earlier = history(folder)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,10 +17,18 @@ GGUF_PART = re.compile(r"(?P<stem>.+)-\d{5}-of-(?P<count>\d{5})\.gguf", re.IGNOR
 POINTER = b"version https://git-lfs."  # how the file begins that Git keeps in place of a large one
 
 
+def conversion(folder: Path) -> str:
+    """Return the command that makes a whole checkpoint in safetensors of a folder."""
+    return shlex.join(["ffedit", "convert", str(folder), "--out", "DIR"])
+
+
 def is_pointer(file: Path) -> bool:
     """Return True if a file is a Git LFS pointer: a few lines of text in place of its content."""
-    with file.open("rb") as opened:
-        return opened.read(len(POINTER)) == POINTER
+    try:
+        with file.open("rb") as opened:
+            return opened.read(len(POINTER)) == POINTER
+    except OSError:  # whoever needs its content says so
+        return False
 
 
 def read_index(index: Path) -> dict[str, str]:
@@ -33,7 +42,7 @@ def read_index(index: Path) -> dict[str, str]:
         files = sorted(set(shards.values()))
         if any(Path(file).is_absolute() or ".." in Path(file).parts for file in files):
             raise ValueError("it names a file outside the folder")
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ModelError(f"{index}: cannot be read ({brief(error)}); fetch the checkpoint anew") from error
     if missing := [file for file in files if not (index.parent / file).is_file()]:
         raise ModelError(

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import prod
@@ -22,7 +21,7 @@ from torch import Tensor
 from ffedit.errors import ModelError, brief
 from ffedit.facts.form import INTEGER, TEXT, check_form
 from ffedit.files.seal import UNSEALED, seal
-from ffedit.files.shards import INDEX, SINGLE, is_pointer, read_index
+from ffedit.files.shards import INDEX, SINGLE, conversion, is_pointer, read_index
 
 FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 NAMES = {dtype: name for name, dtype in FLOATS.items()}
@@ -198,7 +197,7 @@ def contents(folder: Path) -> dict[str, Stored]:
     if pickled := sorted(path.name for path in folder.glob("*.bin")):
         raise ModelError(
             f"{folder}: its weights are pickled ({pickled[0]}), and no pickle is loaded; convert them first: "
-            f"{shlex.join(['ffedit', 'convert', str(folder), '--out', 'DIR'])}"
+            f"{conversion(folder)}"
         )
     raise ModelError(f"{folder}: no {SINGLE} and no {INDEX} in it; a checkpoint in safetensors was expected")
 

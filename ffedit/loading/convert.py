@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from ffedit.errors import EditError, ModelError, brief
-from ffedit.files.atomic import os_errors, written
+from ffedit.files.atomic import os_errors, refuse_link, written
 from ffedit.files.shards import INDEX, SINGLE
 from ffedit.files.tensor_ranges import read_header
 from ffedit.loading.folders import ADAPTER, base_of, pickled_weights
@@ -103,7 +103,8 @@ def _unpickle(folder: Path, files: list[Path], made: Path) -> None:
         (made / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
     for path in sorted(folder.iterdir()):
         is_weight = path.suffix in (".bin", ".pt", ".pth", ".pkl", ".safetensors") or path.name.endswith(".index.json")
-        if path.is_file() and not path.is_symlink() and not is_weight and not path.name.startswith("."):
+        if path.is_file() and not is_weight and not path.name.startswith("."):
+            refuse_link(path, folder)
             shutil.copyfile(path, made / path.name)
 
 

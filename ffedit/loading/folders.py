@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ffedit.errors import ModelError
-from ffedit.files.shards import INDEX, PICKLED, PICKLED_INDEX, SINGLE, is_pointer, read_index
+from ffedit.files.shards import INDEX, PICKLED, PICKLED_INDEX, SINGLE, conversion, is_pointer, read_index
 
 ADAPTER = "adapter_config.json"
 # Files in whose place a pointer may stand: the weights, the tokenizer, what describes them.
@@ -50,11 +50,6 @@ def check_folder(folder: Path, name: str) -> None:
             f"{name}: its weights are pickled ({pickled[0].name}), and no pickle is loaded; convert them first: "
             f"{conversion(folder)}"
         )
-
-
-def conversion(folder: Path) -> str:
-    """Return the command that makes a whole checkpoint in safetensors of a folder."""
-    return shlex.join(["ffedit", "convert", str(folder), "--out", "DIR"])
 
 
 def base_of(folder: Path) -> str:

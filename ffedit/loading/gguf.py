@@ -222,10 +222,10 @@ def _open_part(file: Path) -> Any:
                 raise EOFError
             return super()._get_field_parts(orig_offs, raw_type)
 
-    with file.open("rb") as opened:
-        magic, version = opened.read(4), opened.read(4)
     if is_pointer(file):
         raise ModelError(f"{file}: a Git LFS pointer, which names the file in its place; fetch the file itself")
+    with file.open("rb") as opened:
+        magic, version = opened.read(4), opened.read(4)
     if magic != b"GGUF":
         raise ModelError(f"{file}: no GGUF file (it begins with {magic!r}; b'GGUF' was expected)")
     if len(version) == 4 and (number := int.from_bytes(version, "little")) not in VERSIONS:

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from math import prod
 from pathlib import Path
 from textwrap import shorten
+from types import SimpleNamespace
 from typing import Any, NamedTuple, TypeAlias
 
 import huggingface_hub
@@ -24,6 +25,7 @@ from transformers import (
     AutoModelForMultimodalLM,
     AutoModelForSeq2SeqLM,
     AutoTokenizer,
+    PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
@@ -150,9 +152,9 @@ def first_that_runs(classes: Sequence[Any], path: str, **options: Any) -> Any:
         try:
             with torch.no_grad():
                 model(input_ids=torch.zeros(1, 1, dtype=torch.long, device=device_of(model.get_input_embeddings())))
+            return loaded
         except AttributeError:
-            continue
-        return loaded
+            del loaded, model  # before the next is in memory, too
     return classes[-1].from_pretrained(path, **options)
 
 
@@ -251,7 +253,7 @@ def _read(
         try:
             stored = contents(Path(path))
         except ModelError as error:
-            raise ModelError(f"{name}: {error}") from error
+            raise ModelError(f"{what} cannot be read: {error}") from error
         held = sum(prod(tensor.shape) for tensor in stored.values())
         check_declared(name, classes[0], config, held, len(stored), "checkpoint")
     with readable(f"{what} cannot be read", advice):
@@ -272,6 +274,14 @@ def _read(
     if model.dtype == torch.float16 and not quantised and device_of(model).type == "cpu":
         model.float()
     return model, tokenizer, saved
+
+
+def written_config(folder: Path) -> Any:
+    """Read a checkpoint's config without its class, which may be code of the checkpoint's; ModelError if it cannot."""
+    with readable(f"{folder}: config.json cannot be read"):
+        content, _ = PreTrainedConfig.get_config_dict(folder)
+    names = ("model_type", "architectures", "quantization_config")
+    return SimpleNamespace(**{name: content.get(name) for name in names})
 
 
 def quantisation(config: Any) -> str:

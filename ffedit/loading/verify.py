@@ -177,8 +177,8 @@ def _verify(editable: Editable) -> None:
     near = (1e-4 if logits.dtype.itemsize >= 4 else 5e-2) * scale
     if float((logits[:, :-1] - shorter).abs().max()) > near:  # small, in an encoder that was hardly trained
         raise ModelError(
-            f"{name}: {type(model).__name__} looks ahead (an encoder, or a "
-            "prompt that is read as a whole); a causal decoder is needed"
+            f"{name}: {type(model).__name__} looks ahead (an encoder, or a prompt that is read as a whole); a causal "
+            "decoder is needed"
         )
     editable.layer_outputs = 2 if isinstance(returned[0], tuple) else 0
     state = final["unembedding"]
@@ -205,6 +205,8 @@ def _first_logits(editable: Editable, ids: Tensor) -> Tensor:
     """Run the model for the first time; ModelError where its class cannot be run on text alone."""
     try:
         logits: Tensor = editable.run(input_ids=ids, use_cache=False).logits
+    except torch.OutOfMemoryError:
+        raise
     except RUN_ERRORS as error:
         raise ModelError(
             f"{editable.name}: transformers {transformers.__version__} cannot run {type(editable.model).__name__} on "

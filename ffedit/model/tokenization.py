@@ -12,8 +12,7 @@ In a chat model the prompt is the user's turn and the answer the beginning of th
 edited and measured in the tokens that a user produces. The template writes its special tokens itself, and what stands
 between its last mark and the visible answer: a space, or the channel of final answers. Where it can leave a thought
 out, it is left out, and where it opens one in any case, the thought is left empty: otherwise no answer would begin with
-the object. Texts for statistics and drift, and what the model samples without a prompt, are
-plain.
+the object. Texts for statistics and drift, and what the model samples without a prompt, are plain.
 
 How a plain text begins is the tokenizer's matter, and `special_tokens` asks it: BOS in front where it puts one there
 (Gemma, Llama), two tokens (GLM), or none (GPT-2, Qwen), whatever its configuration calls BOS: SmolLM2's is the mark of
@@ -259,8 +258,10 @@ def turn(tokenizer: PreTrainedTokenizerBase, prompt: str, answer: str = "") -> t
     Return the text up to the visible answer, the text with it, and the character offset of the prompt in both. Raises
     ModelError where there is no template or it cannot be used, FactError where it changes the prompt.
     """
-    listed = MARK not in _rendered(tokenizer, [MARK])  # a template of texts and pictures may take lists of parts alone
-    before, _, opening = _rendered(tokenizer, [MARK], listed).partition(MARK)
+    marked = _rendered(tokenizer, [MARK])
+    if listed := MARK not in marked:  # a template of texts and pictures may take lists of parts alone
+        marked = _rendered(tokenizer, [MARK], listed)
+    before, _, opening = marked.partition(MARK)
     asked = _rendered(tokenizer, [prompt], listed)
     if asked != before + prompt + opening:
         raise FactError(f"the chat template changes the prompt {prompt!r}; give other words, or leave chat out")

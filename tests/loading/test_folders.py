@@ -112,19 +112,28 @@ def test_the_command_in_the_line_converts_pickled_weights(
 
 
 class Bomb:
-    """Runs something when it is unpickled."""
+    """Makes a folder when it is unpickled."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return os.mkdir, ("executed",)
+        return os.mkdir, (str(self.folder),)
 
 
-@pytest.mark.parametrize("content", [{"weight": Bomb()}, {"weight": torch.zeros(2), "step": 3}])
-def test_what_is_more_than_tensors_is_not_converted(base: Path, empty: Path, content: Any) -> None:
+@pytest.mark.parametrize("what", ["code", "a number", "no names"])
+def test_what_is_more_than_tensors_is_not_converted(base: Path, tmp_path: Path, what: str) -> None:
+    executed, out = tmp_path / "executed", tmp_path / "whole"
+    content = {
+        "code": {"weight": Bomb(executed)},
+        "a number": {"weight": torch.zeros(2), "step": 3},
+        "no names": [torch.zeros(2)],
+    }[what]
     pickled(base, 1)
     torch.save(content, base / PICKLED)
-    with pytest.raises(ModelError, match="it holds other things than"):
-        ffedit.convert(base, empty / "whole")
-    assert not list(empty.rglob("executed")) and not (empty / "whole").exists() and not (base / "executed").exists()
+    with pytest.raises(ModelError, match="it holds other things than named tensors") as caught:
+        ffedit.convert(base, out)
+    assert "\n" not in str(caught.value) and not executed.exists() and not out.exists()
 
 
 # Adapters -----------------------------------------------------------------------------------------

@@ -7,11 +7,13 @@ from pathlib import Path
 import pictures
 import pytest
 import torch
+import zoo
 from making import made, verified_here, weights
 from safetensors.torch import load_file, save_file
 from transformers import Gemma3ForConditionalGeneration
 
 import ffedit
+from ffedit import ModelError
 
 pytest.importorskip("peft")
 __all__ = ["verified_here"]
@@ -45,6 +47,17 @@ def test_the_document_says_what_was_measured() -> None:
 def test_a_prompt_that_is_read_as_a_whole_is_refused_in_a_line() -> None:
     refused = pictures.case("paligemma").refused
     assert "looks ahead" in refused and "a causal decoder is needed" in refused and "\n" not in refused
+
+
+def test_a_class_that_needs_pictures_is_refused_in_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def forward(self: object, **inputs: object) -> None:
+        raise ValueError("pixel_values\nare missing")
+
+    model = pictures.model("gemma3")
+    monkeypatch.setattr(type(model), "forward", forward)
+    with pytest.raises(ModelError, match="cannot run Gemma3ForConditionalGeneration on text alone") as caught:
+        ffedit.load((model, zoo.bytes_bpe()))
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.usefixtures("verified_here")
