@@ -89,8 +89,8 @@ def export_plan(tensors: Mapping[str, Stored], edit: Edit) -> Plan:
     for address, update in edit.updates.items():
         about = identity_in(edit, address)
         parameter, transposed = about["parameter"], bool(about["transposed"])
-        name = file_name(tensors, parameter, about.get("saved_as", ""))
         shape = tuple(reversed(update.shape)) if transposed else update.shape
+        name = file_name(tensors, parameter, about.get("saved_as", "")) or _by_numbers(tensors, edit, address, shape)
         if name is None or tensors[name].shape != shape:
             seen = "which is not in it" if name is None else f"which is {list(tensors[name].shape)} in it"
             raise EditError(
@@ -109,6 +109,27 @@ def file_name(names: Iterable[str], parameter: str, saved_as: str = "") -> str |
     if exact := [name for name in (parameter, saved_as) if name in names]:
         return exact[0]
     alike = [name for name in names if name.endswith(f".{parameter}") or parameter.endswith(f".{name}")]
+    return alike[0] if len(alike) == 1 else None
+
+
+def named_as_in(tensors: Mapping[str, Stored], edit: Edit) -> Edit:
+    """Return an edit that knows its matrices by their names in a base's files, where it was computed on others.
+
+    By these, they are found when their numbers are no longer those that the edit was computed on. Raises EditError as
+    `export_plan` does.
+    """
+    matrices = dict(edit.provenance["matrices"])
+    for name, change in export_plan(tensors, edit).items():
+        about = identity_in(edit, change.address)
+        if file_name(tensors, about["parameter"], about.get("saved_as", "")) is None:
+            matrices[str(change.address)] = {**about, "saved_as": name}
+    return edit.noted(matrices=matrices) if matrices != edit.provenance["matrices"] else edit
+
+
+def _by_numbers(tensors: Mapping[str, Stored], edit: Edit, address: Address, shape: tuple[int, ...]) -> str | None:
+    """Find the only tensor with the numbers that an edit was computed on, where files have names of another layout."""
+    floats = {name: stored for name, stored in tensors.items() if stored.shape == shape and stored.kind in FLOATS}
+    alike = [name for name, stored in floats.items() if _is_like(stored, edit, address)]
     return alike[0] if len(alike) == 1 else None
 
 

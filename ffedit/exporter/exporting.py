@@ -19,6 +19,7 @@ from ffedit.exporter.checkpoint import (
     export_plan,
     is_of_edited_base,
     is_on_disk,
+    named_as_in,
     rewrite,
     save_expected,
     write_from_memory,
@@ -348,9 +349,10 @@ def find_base(model: Editable | str | Path, edit: Edit, revision: str | None = N
     earlier = history(folder)
     if edit.fingerprint() in [other.fingerprint() for other in earlier]:
         raise EditError(f"{model}: holds the edit {edit.fingerprint()} already; nothing was written")
-    if not is_of_edited_base(edit, contents(folder), read_originals(folder), str(model)):
+    tensors = contents(folder)
+    if not is_of_edited_base(edit, tensors, read_originals(folder), str(model)):
         refuse_shared([fact for other in earlier for fact in other.facts], edit.facts)
-    return Base(str(model), edit, folder, revision=revision)
+    return Base(str(model), named_as_in(tensors, edit), folder, revision=revision)
 
 
 def _holds(folder: Path, editable: Editable) -> bool:

@@ -8,12 +8,13 @@ import pictures
 import pytest
 import torch
 import zoo
-from making import made, verified_here, weights
+from making import made, same, verified_here, weights
 from safetensors.torch import load_file, save_file
 from transformers import Gemma3ForConditionalGeneration
 
 import ffedit
 from ffedit import ModelError
+from ffedit.files.shards import INDEX
 
 pytest.importorskip("peft")
 __all__ = ["verified_here"]
@@ -61,21 +62,23 @@ def test_a_class_that_needs_pictures_is_refused_in_a_line(monkeypatch: pytest.Mo
 
 
 @pytest.mark.usefixtures("verified_here")
-def test_files_with_the_names_in_memory_are_exported_under_these(tmp_path: Path) -> None:
-    """As transformers 4.52 wrote them; the names of an older layout are no longer there then."""
-    base = pictures.saved("gemma3", tmp_path / "base")
-    files = {path: load_file(path) for path in sorted(base.glob("*.safetensors"))}
-    index = base / "model.safetensors.index.json"
-    renamed = index.read_text().replace("language_model.model.", "model.language_model.")
-    index.write_text(renamed)
-    for path, tensors in files.items():
-        now = {name.replace("language_model.model.", "model.language_model."): t for name, t in tensors.items()}
-        save_file(now, path, metadata={"format": "pt"})
-    editable = ffedit.load(base)
-    ffedit.export(base, made(editable, {1: 2}), tmp_path / "edited")
-    before, after = weights(base), weights(tmp_path / "edited")
-    changed = [name for name in before if not torch.equal(before[name], after[name])]
-    assert changed == ["model.language_model.layers.1.mlp.down_proj.weight"]
+def test_an_edit_of_one_layout_of_names_is_exported_to_another(tmp_path: Path) -> None:
+    """transformers 4.52 wrote the names in memory; the same numbers may lie elsewhere under older ones."""
+    older, newer = pictures.saved("gemma3", tmp_path / "older"), pictures.saved("gemma3", tmp_path / "newer")
+    prefixes = "language_model.model.", "model.language_model."
+    for path in sorted(newer.glob("*.safetensors")):
+        tensors = {name.replace(*prefixes): tensor for name, tensor in load_file(path).items()}
+        save_file(tensors, path, metadata={"format": "pt"})
+    index = newer / INDEX
+    index.write_text(index.read_text().replace(*prefixes))
+    edit = made(ffedit.load(newer), {1: 2})
+    for base, prefix in ((older, prefixes[0]), (newer, prefixes[1])):
+        ffedit.export(base, edit, tmp_path / f"{base.name}-edited")
+        before, after = weights(base), weights(tmp_path / f"{base.name}-edited")
+        changed = [name for name in before if not torch.equal(before[name], after[name])]
+        assert before.keys() == after.keys() and changed == [f"{prefix}layers.1.mlp.down_proj.weight"]
+        ffedit.undo(tmp_path / f"{base.name}-edited", tmp_path / f"{base.name}-undone")
+        assert same(weights(tmp_path / f"{base.name}-undone"), before)
 
 
 @pytest.mark.usefixtures("verified_here")
