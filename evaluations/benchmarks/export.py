@@ -24,7 +24,8 @@ import torch
 from transformers import GPT2Config
 
 from ffedit import Edit, Fact, LowRank
-from ffedit.files.tensor_ranges import INDEX, contents, write
+from ffedit.files.shards import INDEX
+from ffedit.files.tensor_ranges import contents, write
 from ffedit.loading.names import EMBEDDED
 from ffedit.model.memory import SAMPLE, Address
 

@@ -379,8 +379,9 @@ def read_edit(folder: Path) -> object:
     edit = Edit.load(folder)
     repr(edit)
     base = origin_of("atlas", None)
-    for card in (model_card, adapter_card, delta_card):
-        card(base, edit if card is not model_card else [edit])  # type: ignore[operator]
+    model_card(base, [edit])
+    adapter_card(base, edit, "AutoModelForCausalLM")
+    delta_card(base, edit)
     _refusable(lambda: export_plan({}, edit))
     return edit.norms()
 

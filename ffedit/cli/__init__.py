@@ -37,6 +37,7 @@ COMMANDS = {
     "ui": "Edit by hand on a page in the browser, on this machine.",
     "export": "Write an edit into its base as a checkpoint, or as an adapter for it.",
     "undo": "Take an edit out of an exported checkpoint, bit for bit.",
+    "convert": "Make a whole checkpoint of an adapter and its base, or of pickled weights.",
     "show": "Show what an edit holds: facts, method, numbers, scores.",
     "diff": "Compare two checkpoints: what changed, and of which rank.",
     "doctor": "Show versions, devices, and what can be edited in a model.",

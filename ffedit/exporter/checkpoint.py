@@ -34,8 +34,9 @@ from ffedit.algebra.rounding import rounded
 from ffedit.editor.edit import Edit, applied_edits
 from ffedit.editor.edit_files import EDITS
 from ffedit.errors import EditError
-from ffedit.files.atomic import os_errors
-from ffedit.files.tensor_ranges import FLOATS, INDEX, Matrix, Stored, contents, patch, row_blocks, sample_of
+from ffedit.files.atomic import os_errors, refuse_link
+from ffedit.files.shards import INDEX
+from ffedit.files.tensor_ranges import FLOATS, Matrix, Stored, contents, patch, row_blocks, sample_of
 from ffedit.model.discover import saved
 from ffedit.model.editable import Editable
 from ffedit.model.memory import SAMPLE, Address
@@ -88,8 +89,8 @@ def export_plan(tensors: Mapping[str, Stored], edit: Edit) -> Plan:
     for address, update in edit.updates.items():
         about = identity_in(edit, address)
         parameter, transposed = about["parameter"], bool(about["transposed"])
-        name = file_name(tensors, parameter, about.get("saved_as", ""))
         shape = tuple(reversed(update.shape)) if transposed else update.shape
+        name = file_name(tensors, parameter, about.get("saved_as", "")) or _by_numbers(tensors, edit, address, shape)
         if name is None or tensors[name].shape != shape:
             seen = "which is not in it" if name is None else f"which is {list(tensors[name].shape)} in it"
             raise EditError(
@@ -108,6 +109,27 @@ def file_name(names: Iterable[str], parameter: str, saved_as: str = "") -> str |
     if exact := [name for name in (parameter, saved_as) if name in names]:
         return exact[0]
     alike = [name for name in names if name.endswith(f".{parameter}") or parameter.endswith(f".{name}")]
+    return alike[0] if len(alike) == 1 else None
+
+
+def named_as_in(tensors: Mapping[str, Stored], edit: Edit) -> Edit:
+    """Return an edit that knows its matrices by their names in a base's files, where it was computed on others.
+
+    By these, they are found when their numbers are no longer those that the edit was computed on. Raises EditError as
+    `export_plan` does.
+    """
+    matrices = dict(edit.provenance["matrices"])
+    for name, change in export_plan(tensors, edit).items():
+        about = identity_in(edit, change.address)
+        if file_name(tensors, about["parameter"], about.get("saved_as", "")) is None:
+            matrices[str(change.address)] = {**about, "saved_as": name}
+    return edit.noted(matrices=matrices) if matrices != edit.provenance["matrices"] else edit
+
+
+def _by_numbers(tensors: Mapping[str, Stored], edit: Edit, address: Address, shape: tuple[int, ...]) -> str | None:
+    """Find the only tensor with the numbers that an edit was computed on, where files have names of another layout."""
+    floats = {name: stored for name, stored in tensors.items() if stored.shape == shape and stored.kind in FLOATS}
+    alike = [name for name, stored in floats.items() if _is_like(stored, edit, address)]
     return alike[0] if len(alike) == 1 else None
 
 
@@ -189,22 +211,12 @@ def rewrite(base: Path, tensors: Mapping[str, Stored], plan: Plan, folder: Path)
         other_index = path.name.endswith(".index.json") and path.name != INDEX
         if path.is_dir() and path.name == "additional_chat_templates":
             for inner in path.rglob("*"):
-                _refuse_link(inner, base)
+                refuse_link(inner, base)
             shutil.copytree(path, folder / path.name)
         elif path.is_file() and path.suffix not in WEIGHTS and not other_index:
-            _refuse_link(path, base)
+            refuse_link(path, base)
             shutil.copyfile(path, folder / path.name)
     return moved
-
-
-def _refuse_link(path: Path, base: Path) -> None:
-    """Refuse a link out of a checkpoint, or of the folder its config is in: whatever it leads to would be shipped.
-
-    A snapshot in the hub's cache is a folder of links to one of blobs.
-    """
-    target, folders = path.resolve(), {base.resolve(), (base / "config.json").resolve().parent}
-    if not folders & set(target.parents):
-        raise EditError(f"{path}: a link to {target}, out of the checkpoint; put a copy in its place, or delete it")
 
 
 # From memory --------------------------------------------------------------------------------------
@@ -253,6 +265,7 @@ def _save(editable: Editable, folder: Path) -> None:
     # The dtype written may differ from the one computed in.
     config = folder / "config.json"
     content = json.loads(config.read_text(encoding="utf-8")) | {"dtype": str(dtype).removeprefix("torch.")}
+    content.pop("quantization_config", None)  # of the files that it was loaded from
     config.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 

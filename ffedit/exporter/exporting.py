@@ -19,18 +19,20 @@ from ffedit.exporter.checkpoint import (
     export_plan,
     is_of_edited_base,
     is_on_disk,
+    named_as_in,
     rewrite,
     save_expected,
     write_from_memory,
 )
-from ffedit.exporter.embedded_edits import embed, history, plan_undo, read_originals
+from ffedit.exporter.embedded_edits import embed, history, load_with_edits, plan_undo, read_originals
 from ffedit.exporter.gguf import Packed, as_packed, pack, source_file, write_gguf
 from ffedit.exporter.model_card import adapter_card, delta_card, model_card, origin_of, undone_card
 from ffedit.exporter.subprocess_check import Checked, Task, check_fresh, check_how
 from ffedit.files.atomic import check_free, make_file, make_folder, written
 from ffedit.files.placing import Placing, named_errors, together
+from ffedit.files.shards import gguf_parts
 from ffedit.files.tensor_ranges import Matrix, contents
-from ffedit.loading.load import cached_folder, local_folder
+from ffedit.loading.load import cached_folder, decoder_classes, local_folder, quantisation, written_config
 from ffedit.model.editable import Editable
 from ffedit.model.memory import Address, identity
 from ffedit.notebook import Displayed
@@ -158,6 +160,11 @@ def _export_gguf(placing: Placing, base: Base, out: Path, format: str, verify: s
         raise EditError(f"{out}: a GGUF file is to be made; name one that ends in .gguf")
     if out.exists() and out.samefile(file):
         raise EditError(f"{out}: is the file that the model was loaded from, which stays as it is; name another")
+    if format == "gguf" and len(gguf_parts(file)) > 1:
+        raise EditError(
+            f"{file}: is one of several parts, and an edited file is made of a whole one; join them "
+            "(llama-gguf-split --merge), or export an adapter (--format adapter)"
+        )
     if format == "adapter" and verify == "logits":
         raise EditError("transformers reads no adapter of llama.cpp, so that logits cannot be compared; verify tensors")
     packed = base.packed() if format == "gguf" else {}
@@ -186,7 +193,7 @@ def _write(base: Base, folder: Path, format: str, with_originals: bool) -> Moved
     originals: dict[str, Matrix] = {}
     if format == "adapter":
         write_adapter(folder, origin.name, base.edit, base.revision, base.is_mixture)
-        card = adapter_card(origin, base.edit)
+        card = adapter_card(origin, base.edit, base.loader)
     elif format == "delta":
         write_delta(folder, origin.name, base.edit)
         card = delta_card(origin, base.edit)
@@ -309,6 +316,14 @@ class Base(NamedTuple):
         return pack(file, self.folder, self.edit)
 
     @property
+    def loader(self) -> str:
+        """Name of the transformers class that loads it."""
+        if self.editable is not None:
+            return str(decoder_classes(self.editable.model.config)[0].__name__)
+        assert self.folder is not None
+        return str(decoder_classes(written_config(self.folder))[0].__name__)
+
+    @property
     def is_mixture(self) -> bool:
         """True if some of its layers have experts."""
         if self.editable is not None:
@@ -328,12 +343,16 @@ def find_base(model: Editable | str | Path, edit: Edit, revision: str | None = N
             edit = edit.noted(matrices={str(at): identity(model.memories[at]) for at in edit.updates})
         return Base(model.name, edit, folder, model)
     folder = local_folder(model, revision)
+    if quantisation(written_config(folder)):
+        # Its files are not rewritten; transformers may unpack them to 16 bits (FP8, MXFP4).
+        return find_base(load_with_edits(model, revision=revision), edit)
     earlier = history(folder)
     if edit.fingerprint() in [other.fingerprint() for other in earlier]:
         raise EditError(f"{model}: holds the edit {edit.fingerprint()} already; nothing was written")
-    if not is_of_edited_base(edit, contents(folder), read_originals(folder), str(model)):
+    tensors = contents(folder)
+    if not is_of_edited_base(edit, tensors, read_originals(folder), str(model)):
         refuse_shared([fact for other in earlier for fact in other.facts], edit.facts)
-    return Base(str(model), edit, folder, revision=revision)
+    return Base(str(model), named_as_in(tensors, edit), folder, revision=revision)
 
 
 def _holds(folder: Path, editable: Editable) -> bool:

@@ -95,17 +95,17 @@ def undone_card(base: Origin, undone: Edit, left: Sequence[Edit], exact: bool) -
     return f"{_front(base)}\n# {plain(base.shown)}\n\nEdited with ffedit, and undone. {note}{_source([undone])}\n"
 
 
-def adapter_card(base: Origin, edit: Edit) -> str:
-    """Write the card of a LoRA adapter."""
+def adapter_card(base: Origin, edit: Edit, loader: str) -> str:
+    """Write the card of a LoRA adapter; `loader` is the transformers class that loads its base."""
     facts = counted(len(edit.facts), "fact")
     text = f"""A LoRA adapter that writes {facts} into the feed-forward memories of `{base.shown}`, made by
 ffedit.{_source([edit])}
 
 ```python
 from peft import PeftModel
-from transformers import AutoModelForCausalLM
+from transformers import {loader}
 
-model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained({json.dumps(base.name)}), "THIS FOLDER")
+model = PeftModel.from_pretrained({loader}.from_pretrained({json.dumps(base.name)}), "THIS FOLDER")
 ```"""
     return _card(base, f"An edit of {base.shown}", text, [edit], "peft")
 

@@ -23,7 +23,7 @@ import transformers
 from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import AutoConfig, AutoTokenizer, PreTrainedModel
 
 from ffedit.algebra.linalg import double
 from ffedit.editor.edit import Edit
@@ -34,7 +34,7 @@ from ffedit.exporter.embedded_edits import history, plan_undo, read_originals
 from ffedit.exporter.subprocess_check import DIFFERS, Checked, Task, peak
 from ffedit.files.tensor_ranges import Stored, contents, of_expert, read_header
 from ffedit.loading.gguf import entry, open_gguf, read
-from ffedit.loading.load import local_folder
+from ffedit.loading.load import decoder_classes, first_that_runs, local_folder
 from ffedit.progress import silent
 
 TOKENS = 32
@@ -126,9 +126,9 @@ def load(folder: str, task: Task, dtype: torch.dtype | None = None) -> PreTraine
 
     By default in the dtype of its files, but float16 is computed in float32 on a CPU.
     """
-    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=dtype or "auto", use_safetensors=True, trust_remote_code=task.trust_remote_code
-    )
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=task.trust_remote_code)
+    options: dict[str, Any] = {"use_safetensors": True, "trust_remote_code": task.trust_remote_code}
+    model: PreTrainedModel = first_that_runs(decoder_classes(config), folder, dtype=dtype or "auto", **options)
     model.eval().requires_grad_(False)
     return model.float() if dtype is None and model.dtype == torch.float16 else model
 

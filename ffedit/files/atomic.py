@@ -101,6 +101,16 @@ def make_folder(placing: Placing, target: Path, force: bool = False) -> Path:
     return made
 
 
+def refuse_link(path: Path, base: Path) -> None:
+    """Refuse a link out of a checkpoint, or of the folder its config is in: whatever it leads to would be shipped.
+
+    A snapshot in the hub's cache is a folder of links to one of blobs.
+    """
+    target, folders = path.resolve(), {base.resolve(), (base / "config.json").resolve().parent}
+    if not folders & set(target.parents):
+        raise EditError(f"{path}: a link to {target}, out of the checkpoint; put a copy in its place, or delete it")
+
+
 def read_whole(path: Path, read: Callable[[Path], Read]) -> Read:
     """Return what `read` makes of one version of a file that other processes may replace meanwhile.
 

@@ -21,8 +21,8 @@ from torch import Tensor
 from ffedit.errors import ModelError, brief
 from ffedit.facts.form import INTEGER, TEXT, check_form
 from ffedit.files.seal import UNSEALED, seal
+from ffedit.files.shards import INDEX, SINGLE, conversion, is_pointer, read_index
 
-SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 NAMES = {dtype: name for name, dtype in FLOATS.items()}
 BLOCK = 1 << 18  # entries of a block; a few blocks are in memory at a time
@@ -143,6 +143,8 @@ def read_header(path: Path) -> dict[str, Stored]:
     """
     try:
         size = path.stat().st_size
+        if is_pointer(path):
+            raise ValueError("a Git LFS pointer stands in its place")
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
             if length > min(LONGEST_HEADER, size - 8):
@@ -174,25 +176,29 @@ def _check_size(name: str, kind: str, shape: tuple[int, ...], size: int) -> None
 def contents(folder: Path) -> dict[str, Stored]:
     """Return all tensors of a checkpoint folder, by name.
 
-    Raises ModelError where there are none, a shard or a tensor of the index is missing, or the weights are pickled.
+    Raises ModelError where there are none, a shard or a tensor of the index is missing, a tensor is in two shards, or
+    the weights are pickled.
     """
     index = folder / INDEX
     if index.is_file():
-        try:
-            shards: dict[str, str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-            files = sorted(set(shards.values()))
-            if any(Path(file).is_absolute() or ".." in Path(file).parts for file in files):
-                raise ValueError("it names a file outside the folder")
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise ModelError(f"{index}: cannot be read ({brief(error)}); fetch the checkpoint anew") from error
-        tensors = dict(item for file in files for item in read_header(folder / file).items())
+        shards = read_index(index)
+        tensors: dict[str, Stored] = {}
+        for file in sorted(set(shards.values())):
+            held = read_header(folder / file)
+            if twice := sorted(held.keys() & tensors.keys()):
+                first = tensors[twice[0]].file.name
+                raise ModelError(f"{folder}: {twice[0]} is in both {first} and {file}; fetch the checkpoint anew")
+            tensors |= held
         if lost := sorted(name for name in shards if name not in tensors and f"{name}[0]" not in tensors):
             raise ModelError(f"{index}: names {lost[0]}, which no shard holds; fetch the checkpoint anew")
         return tensors
     if (folder / SINGLE).is_file():
         return read_header(folder / SINGLE)
     if pickled := sorted(path.name for path in folder.glob("*.bin")):
-        raise ModelError(f"{folder}: its weights are pickled ({pickled[0]}), and no pickle is loaded; convert it first")
+        raise ModelError(
+            f"{folder}: its weights are pickled ({pickled[0]}), and no pickle is loaded; convert them first: "
+            f"{conversion(folder)}"
+        )
     raise ModelError(f"{folder}: no {SINGLE} and no {INDEX} in it; a checkpoint in safetensors was expected")
 
 

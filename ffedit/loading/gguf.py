@@ -31,6 +31,7 @@ from ffedit.files import cache
 from ffedit.files.atomic import os_errors, written
 from ffedit.files.placing import beside, claimed
 from ffedit.files.seal import file_checksum, sealed, unsealed
+from ffedit.files.shards import gguf_parts, is_pointer
 from ffedit.loading.names import PACKAGES, gguf_file
 from ffedit.progress import Progress, silent
 
@@ -111,9 +112,9 @@ def _checksum(file: Path, *mark: int) -> str:
 
 
 def _mark(file: Path) -> list[int]:
-    """Return what changes when a file does, without reading it: size and times."""
-    stat = file.stat()
-    return [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns]
+    """Return what changes when a file does, or a part of it, without reading it: sizes and times."""
+    stats = [part.stat() for part in gguf_parts(file)]
+    return [number for stat in stats for number in (stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)]
 
 
 def _content(path: Path) -> dict[str, Any]:
@@ -131,9 +132,10 @@ def _write(path: Path, content: dict[str, Any]) -> None:
 
 def _hash(file: Path) -> str:
     digest = hashlib.sha256()
-    with file.open("rb") as opened:
-        while block := opened.read(BLOCK):
-            digest.update(block)
+    for part in gguf_parts(file):
+        with part.open("rb") as opened:
+            while block := opened.read(BLOCK):
+                digest.update(block)
     return digest.hexdigest()
 
 
@@ -149,7 +151,7 @@ def _convert(name: str, file: Path, known: dict[str, Any], folder: Path, progres
     about = {
         **_origin(name, file),
         "sha256": known["sha256"],
-        "bytes": file.stat().st_size,
+        "bytes": sum(part.stat().st_size for part in gguf_parts(file)),
         "quantisation": [kind.name for kind in _kinds(reader)],
         "license": entry(reader, "general.license"),
         "converted": f"transformers {transformers.__version__}, gguf {importlib.metadata.version('gguf')}",
@@ -171,8 +173,11 @@ def _checked(name: str, file: Path) -> Any:
     reader = open_gguf(file)
     if not reader.tensors:
         raise ModelError(f"{file}: holds no weights (a vocabulary alone?); a GGUF file of a model was expected")
-    if (parts := entry(reader, "split.count", 1)) > 1:
-        raise ModelError(f"{name}: one of {parts} parts; join them (llama-gguf-split --merge)")
+    if (parts := entry(reader, "split.count", 1)) > len(gguf_parts(file)):
+        raise ModelError(
+            f"{name}: one of {parts} parts, which are found by their names (NAME-00001-of-{parts:05}.gguf); rename "
+            "them, or join them (llama-gguf-split --merge)"
+        )
     architecture = _architecture(reader)
     causal = entry(reader, f"{architecture}.attention.causal", True)
     if causal is False or "bert" in architecture or architecture == "t5encoder":
@@ -190,7 +195,18 @@ def _checked(name: str, file: Path) -> Any:
 
 
 def open_gguf(file: Path) -> Any:
-    """Return a reader that checks every length of a GGUF file (it has no checksum); ModelError for a damaged one."""
+    """Return a reader that checks every length of a GGUF file (it has no checksum); ModelError for a damaged one.
+
+    Of a model in several parts, `file` is the first, which has the metadata, and the reader has the tensors of all.
+    """
+    first, *others = (_open_part(part) for part in gguf_parts(file))
+    for other in others:
+        first.tensors.extend(other.tensors)
+    return first
+
+
+def _open_part(file: Path) -> Any:
+    """Return the reader of one file."""
     import gguf
 
     class Strict(gguf.GGUFReader):
@@ -206,6 +222,8 @@ def open_gguf(file: Path) -> Any:
                 raise EOFError
             return super()._get_field_parts(orig_offs, raw_type)
 
+    if is_pointer(file):
+        raise ModelError(f"{file}: a Git LFS pointer, which names the file in its place; fetch the file itself")
     with file.open("rb") as opened:
         magic, version = opened.read(4), opened.read(4)
     if magic != b"GGUF":

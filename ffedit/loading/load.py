@@ -8,10 +8,11 @@ of them with offloading of the rest to CPU memory or the disk (`model.storage`).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import prod
 from pathlib import Path
 from textwrap import shorten
+from types import SimpleNamespace
 from typing import Any, NamedTuple, TypeAlias
 
 import huggingface_hub
@@ -21,14 +22,21 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoModelForMaskedLM,
+    AutoModelForMultimodalLM,
     AutoModelForSeq2SeqLM,
     AutoTokenizer,
+    PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_FOR_MASKED_LM_MAPPING_NAMES
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_MASKED_LM_MAPPING_NAMES,
+    MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES,
+)
 
 from ffedit.errors import EditError, ModelError
+from ffedit.files.shards import INDEX, SINGLE
 from ffedit.files.tensor_ranges import FLOATS, contents
 from ffedit.loading.distributed import own_device
 from ffedit.loading.gguf import check_declared, check_loaded, converted, readable, source_of
@@ -69,8 +77,10 @@ def load_model(
         if checkpoint.config.is_encoder_decoder:
             kind = checkpoint.config.model_type
             raise ModelError(f"{name}: {kind} is an encoder with a decoder; a causal decoder is needed")
-        model, tokenizer, saved = _read(checkpoint, AutoModelForCausalLM, "causal", dtype, spread)
+        model, tokenizer, saved = _read(checkpoint, decoder_classes(checkpoint.config), "causal", dtype, spread)
         editable = find_and_verify(model, tokenizer, name, value_matrix, saved)
+        if not any(memory.quantised for memory in editable.memories.values()):
+            editable.unpacked = quantisation(checkpoint.config)
         if folder := cached_folder(editable):
             editable.source = source_of(name, folder)
     else:
@@ -110,8 +120,42 @@ def load_stacks(
     if (auto_class := _auto_class(checkpoint.config)) is None:
         everything = (device, dtype, revision, trust_remote_code, value_matrix, device_map, offload_folder, max_memory)
         return [load_model(name_or_path, *everything, progress=progress)]
-    model, tokenizer, _ = _read(checkpoint, *auto_class, dtype, spread)
+    auto, kind = auto_class
+    model, tokenizer, _ = _read(checkpoint, (auto,), kind, dtype, spread)
     return find_stacks(model, tokenizer, checkpoint.name, value_matrix)
+
+
+def decoder_classes(config: Any) -> tuple[Any, ...]:
+    """Return the transformers classes that read a decoder from its checkpoint, the one to be preferred first.
+
+    That is the class that the checkpoint was saved from, with what it sees or hears besides. The config of such a model
+    may also be read as that of its text decoder alone (Llama 4, Qwen 3.5).
+    """
+    whole, text = (
+        names.get(config.model_type)
+        for names in (MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+    )
+    if whole is None or (text is not None and whole not in (config.architectures or ())):
+        return (AutoModelForCausalLM,)
+    return (AutoModelForMultimodalLM,) if text in (None, whole) else (AutoModelForMultimodalLM, AutoModelForCausalLM)
+
+
+def first_that_runs(classes: Sequence[Any], path: str, **options: Any) -> Any:
+    """Load a model by the first of `classes` that transformers can run on text, else by the last.
+
+    Returns what `from_pretrained` does: the model, and with `output_loading_info` its loading info. transformers 5.24
+    loads Llama 4 with its vision tower, but fails in every pass of it, and runs its text decoder.
+    """
+    for auto in classes[:-1]:
+        loaded = auto.from_pretrained(path, **options)
+        model = loaded[0] if isinstance(loaded, tuple) else loaded
+        try:
+            with torch.no_grad():
+                model(input_ids=torch.zeros(1, 1, dtype=torch.long, device=device_of(model.get_input_embeddings())))
+            return loaded
+        except AttributeError:
+            del loaded, model  # before the next is in memory, too
+    return classes[-1].from_pretrained(path, **options)
 
 
 def _auto_class(config: Any) -> tuple[Any, str] | None:
@@ -191,30 +235,30 @@ def path_of(name: str, progress: Progress = silent) -> str:
 
 
 def _read(
-    opened: Opened, auto: Any, kind: str, dtype: str, spread: Mapping[str, Any]
+    opened: Opened, classes: Sequence[Any], kind: str, dtype: str, spread: Mapping[str, Any]
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, torch.dtype]:
     """Return a checkpoint's model, its tokenizer, and the dtype it was saved in (of a quantised one: computes in)."""
     name, path, config, common = opened
     if dtype != "auto" and dtype not in DTYPES:
         raise ModelError(f"dtype {dtype!r} is not known; give auto, {', '.join(DTYPES)}")
     tokenizer = read_tokenizer(opened)
-    quantised = getattr(config, "quantization_config", None)
+    quantised = quantisation(config)
     what, advice = f"{name}: the model", ""
-    if quantised is not None:
-        method = quantised.get("quant_method") if isinstance(quantised, Mapping) else quantised.quant_method
-        what, advice = f"{name}: the model, quantised ({getattr(method, 'value', method)}),", QUANTISE_LATER
-    if dtype == "float16" and spread["device_map"] is None and quantised is None:
+    if quantised:
+        what, advice = f"{name}: the model, quantised ({quantised}),", QUANTISE_LATER
+    if dtype == "float16" and spread["device_map"] is None and not quantised:
         dtype = "float32"  # the dtype in which a CPU computes it, without rounding in between
-    if quantised is None and "auto_map" not in vars(config) and (Path(path) / "config.json").is_file():
+    known = any((Path(path) / file).is_file() for file in (SINGLE, INDEX))  # transformers knows other names of files
+    if not quantised and "auto_map" not in vars(config) and known:
         try:
             stored = contents(Path(path))
-        except ModelError:  # transformers knows other names of files
-            stored = {}
-        if stored:
-            held = sum(prod(tensor.shape) for tensor in stored.values())
-            check_declared(name, auto, config, held, len(stored), "checkpoint")
+        except ModelError as error:
+            raise ModelError(f"{what} cannot be read: {error}") from error
+        held = sum(prod(tensor.shape) for tensor in stored.values())
+        check_declared(name, classes[0], config, held, len(stored), "checkpoint")
     with readable(f"{what} cannot be read", advice):
-        loaded: Any = auto.from_pretrained(
+        loaded: Any = first_that_runs(
+            classes,
             path,
             dtype=DTYPES.get(dtype, "auto"),
             **spread,
@@ -226,10 +270,27 @@ def _read(
     model, info = loaded
     check_loaded(name, info, "checkpoint", f"a {kind} language model was expected")
     model.eval().requires_grad_(False)
-    saved = model.dtype if quantised is not None else _saved_in(path, model, config)
-    if model.dtype == torch.float16 and quantised is None and device_of(model).type == "cpu":
+    saved = model.dtype if quantised else _saved_in(path, model, config)
+    if model.dtype == torch.float16 and not quantised and device_of(model).type == "cpu":
         model.float()
     return model, tokenizer, saved
+
+
+def written_config(folder: Path) -> Any:
+    """Read a checkpoint's config without its class, which may be code of the checkpoint's; ModelError if it cannot."""
+    with readable(f"{folder}: config.json cannot be read"):
+        content, _ = PreTrainedConfig.get_config_dict(folder)
+    names = ("model_type", "architectures", "quantization_config")
+    return SimpleNamespace(**{name: content.get(name) for name in names})
+
+
+def quantisation(config: Any) -> str:
+    """Return the method by which a checkpoint's weights are quantised, as transformers calls it; "" where none is."""
+    declared = getattr(config, "quantization_config", None)
+    if declared is None:
+        return ""
+    method = declared.get("quant_method") if isinstance(declared, Mapping) else declared.quant_method
+    return str(getattr(method, "value", method))
 
 
 def _saved_in(path: str, model: PreTrainedModel, config: Any) -> torch.dtype:
@@ -258,6 +319,7 @@ def read_tokenizer(opened: Opened) -> PreTrainedTokenizerBase:
         if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):
             raise ModelError(f"{opened.name}: no tokenizer in it (tokenizer.json was expected)")
         tokenizer(UNKNOWN, verbose=False)
+    tokenizer.name_or_path = tokenizer.name_or_path or opened.path  # Mistral's own does not remember it
     return tokenizer
 
 

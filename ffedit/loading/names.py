@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 import huggingface_hub
 
 from ffedit.errors import ModelError, brief
+from ffedit.files.shards import gguf_parts
+from ffedit.loading.folders import check_folder
 
 # Models that come with ffedit, by name.
 EMBEDDED = {
@@ -40,7 +42,8 @@ def check_name(name: str) -> None:
 def gguf_file(name: str) -> Path | None:
     """Return the GGUF file that a name refers to: one of `PACKAGES`, a file, or a folder without checkpoint; else None.
 
-    Raises ModelError where the package or the file does not exist, or the folder holds several.
+    Of a model in several parts it is the first. Raises ModelError where the package, the file or a part of it does not
+    exist, or the folder holds several.
     """
     path = Path(name)
     if name in PACKAGES:
@@ -54,14 +57,14 @@ def gguf_file(name: str) -> Path | None:
     elif path.suffix.lower() == ".gguf" and not path.is_dir():
         if not path.exists():
             raise ModelError(f"{name}: no such file")
-        return path
+        return gguf_parts(path)[0]
     try:
         if not path.is_dir() or (path / "config.json").is_file():
             return None
         files = sorted(file for file in path.iterdir() if file.suffix.lower() == ".gguf")
     except OSError as error:
         raise ModelError(f"{name}: cannot be read ({error.strerror or error})") from error
-    if len(files) > 1:
+    if len(files) > 1 and gguf_parts(files[0]) != files:
         raise ModelError(f"{name}: holds several GGUF files ({', '.join(file.name for file in files)}); name one")
     if not files and name in PACKAGES:
         raise ModelError(
@@ -73,11 +76,11 @@ def gguf_file(name: str) -> Path | None:
 def is_local(path: str, name: str) -> bool:
     """Return True if everything must be on this machine: a folder, or a hub id when there is no network.
 
-    Raises ModelError where it is not here and the hub cannot be reached, or the name has not the form of a hub id.
+    Raises ModelError where it is not here and the hub cannot be reached, the name has not the form of a hub id, or the
+    folder holds no whole checkpoint (`folders.check_folder`).
     """
     if Path(path).exists():
-        if not (Path(path) / "config.json").is_file():
-            raise ModelError(f"{name}: no config.json in it; a model folder, a GGUF file or a hub id was expected")
+        check_folder(Path(path), name)
         return True
     try:
         known = huggingface_hub.try_to_load_from_cache(path, "config.json")

@@ -14,10 +14,11 @@ from contextlib import ExitStack
 from typing import Any
 
 import torch
+import transformers
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ffedit.errors import ModelError
+from ffedit.errors import ModelError, brief
 from ffedit.inference import contexts, replay
 from ffedit.model import storage
 from ffedit.model.discover import Layer, find_attention, find_feed_forward, find_layers, find_memory
@@ -26,6 +27,9 @@ from ffedit.model.experts import Mixture, Routed
 from ffedit.model.feed_forward import FeedForward
 from ffedit.model.hooks import calls, capture, capture_returned, leaves
 from ffedit.model.memory import KeyValueMemory
+
+# Errors of a model that cannot be run with these inputs.
+RUN_ERRORS = (TypeError, ValueError, RuntimeError, LookupError, AttributeError)
 
 
 def find_and_verify(
@@ -112,6 +116,11 @@ def _find_stack(
 def _transformers_model(model: Any, name: str) -> PreTrainedModel:
     """Return the model itself, of one that was compiled or not; ModelError unless it is transformers' and whole."""
     model = getattr(model, "_orig_mod", model)  # what `torch.compile` returns holds the model and its weights
+    if isinstance(model, nn.Module) and any(hasattr(module, "base_layer") for module in model.modules()):
+        raise ModelError(
+            f"{name}: a PEFT adapter stands in this model, and an edit beneath it would be measured with it; merge it "
+            "first: model = model.merge_and_unload(), or take it out: model = model.unload()"
+        )
     if not isinstance(model, PreTrainedModel):
         raise ModelError(f"{name}: a transformers model is needed, found {type(model).__name__}")
     if not storage.is_loaded(model):
@@ -151,7 +160,12 @@ def _verify(editable: Editable) -> None:
         capture(outside) as beside,
     ):
         mixtures = [_watch(stack, ff, ff.mixture, name) for ff in editable.feed_forward if ff.mixture is not None]
-        logits = editable.run(input_ids=ids, use_cache=False).logits
+        logits = _first_logits(editable, ids)
+    if unused := [at.layer for at in dense if at not in outputs]:
+        raise ModelError(
+            f"{name}: layer {unused[0]} of {type(model).__name__} does not run on text alone (it reads pictures?); a "
+            "decoder whose layers all do was expected"
+        )
     # The probe reads every weight but the embeddings of other tokens.
     if not (torch.isfinite(logits).all() and torch.isfinite(storage.fetched(editable.embedding)).all()):
         names = [path for path, _ in storage.parameters(model)]
@@ -162,7 +176,10 @@ def _verify(editable: Editable) -> None:
     scale = float(logits.abs().max())
     near = (1e-4 if logits.dtype.itemsize >= 4 else 5e-2) * scale
     if float((logits[:, :-1] - shorter).abs().max()) > near:  # small, in an encoder that was hardly trained
-        raise ModelError(f"{name}: {type(model).__name__} looks ahead (an encoder?); a causal decoder is needed")
+        raise ModelError(
+            f"{name}: {type(model).__name__} looks ahead (an encoder, or a prompt that is read as a whole); a causal "
+            "decoder is needed"
+        )
     editable.layer_outputs = 2 if isinstance(returned[0], tuple) else 0
     state = final["unembedding"]
     # The modules around the layers may be on several devices.
@@ -182,6 +199,20 @@ def _verify(editable: Editable) -> None:
     editable.ragged = editable.resumable and _gap(replay.check_each, editable, ids) <= near
     if editable.ragged and _gap(contexts.check, editable, ids) <= near:
         editable.packed = 1  # that far no window reaches; more is tried when it is asked for
+
+
+def _first_logits(editable: Editable, ids: Tensor) -> Tensor:
+    """Run the model for the first time; ModelError where its class cannot be run on text alone."""
+    try:
+        logits: Tensor = editable.run(input_ids=ids, use_cache=False).logits
+    except torch.OutOfMemoryError:
+        raise
+    except RUN_ERRORS as error:
+        raise ModelError(
+            f"{editable.name}: transformers {transformers.__version__} cannot run {type(editable.model).__name__} on "
+            f"text alone ({brief(error)}); a decoder that needs no pictures was expected"
+        ) from error
+    return logits
 
 
 def _product_error(memory: KeyValueMemory, key: Tensor, output: Tensor, d_model: int, name: str) -> float:
@@ -233,5 +264,5 @@ def _gap(check: Callable[[Editable, Tensor], float], editable: Editable, ids: Te
     """Return the result of a check of reruns; infinite where the model cannot be run in this way."""
     try:
         return check(editable, ids)
-    except (TypeError, ValueError, RuntimeError, LookupError, AttributeError):
+    except RUN_ERRORS:
         return float("inf")

@@ -101,7 +101,7 @@ def find_feed_forward(layer: Layer) -> FeedForward:
             layer.probe,
             own="down_proj",
             slot=expert,
-            saved_as=names[expert] if names else "",
+            saved_as=names[expert],
         )
         for expert in range(len(experts))
     ]
@@ -149,7 +149,11 @@ def linear_memory(layer: Layer, path: str, address: Address) -> KeyValueMemory:
     transposed = isinstance(module, Conv1D)
     computed = layer.model.dtype if quantised or weight is None else weight.dtype
     precision = layer.saved_dtype or computed
-    return KeyValueMemory(address, f"{layer.prefix}.{path}", module, transposed, precision, layer.module, layer.probe)
+    whole = f"{layer.prefix}.{path}"
+    name_in_files = saved_name(layer.model, f"{whole}.weight")
+    return KeyValueMemory(
+        address, whole, module, transposed, precision, layer.module, layer.probe, saved_as=name_in_files
+    )
 
 
 def _named(layer: Layer, value_matrix: str) -> list[str]:
@@ -199,18 +203,32 @@ def find_attention(layers: list[nn.Module]) -> list[nn.Module]:
 def saved(model: PreTrainedModel, name: str, parameter: Tensor) -> dict[str, Tensor]:
     """Return a parameter of `model` as its checkpoint stores it: tensors by their names in the files.
 
-    transformers may hold in one parameter what its checkpoints store separately, or under another name (the matrices of
-    all experts); this is the conversion with which it saves.
+    transformers may hold in one parameter what its checkpoints store separately (the matrices of all experts), or
+    under another name (a text decoder beside a vision tower); this is the conversion with which it saves.
     """
+    if getattr(model, "hf_quantizer", None) is not None:  # what unpacks weights has no reverse
+        return {name: parameter}
     return dict(revert_weight_conversion(model, {name: parameter}))
 
 
+def saved_name(model: PreTrainedModel, name: str) -> str:
+    """Return the name in files of a matrix; "" where it is the one in memory."""
+    (stored,) = saved(model, name, torch.zeros(1, 1))
+    return "" if stored == name else stored
+
+
 def names_of_experts(model: PreTrainedModel, name: str, count: int) -> list[str]:
-    """Return the names in files of the matrices of a parameter of `count` experts; empty where they are one tensor."""
+    """Return the names in files of the matrices of a parameter of `count` experts; "" where they are those in memory.
+
+    Matrices of one tensor are `name[0]`, `name[1]` and so on, as of `tensor_ranges.contents`.
+    """
     numbered = torch.arange(float(count))[:, None, None]
     tensors = saved(model, name, numbered)
+    (first, tensor), *others = tensors.items()
+    if not others and tensor.shape == numbered.shape:
+        return ["" if first == name else f"{first}[{expert}]" for expert in range(count)]
     if len(tensors) != count or any(tensor.numel() != 1 for tensor in tensors.values()):
-        return []
+        return [""] * count
     return sorted(tensors, key=lambda path: float(tensors[path]))
 
 

@@ -347,6 +347,7 @@ class Editable(Stack):
         history: the edits that are in the weights, and the originals of what they changed.
         chat: whether prompts are put into the tokenizer's chat template (`ffedit.model.tokenization`).
         source: the file that its checkpoint was converted from, plain JSON (`loading.gguf.source_of`), or None.
+        unpacked: the quantisation of its files ("fp8"), where transformers unpacked all value matrices; else "".
     """
 
     attention: list[nn.Module] = field(default_factory=list)
@@ -358,6 +359,7 @@ class Editable(Stack):
     history: History = field(default_factory=History)
     chat: bool = False
     source: dict[str, Any] | None = None
+    unpacked: str = ""
 
     def __repr__(self) -> str:
         chat = ", in its chat template" if self.chat else ""
@@ -394,8 +396,9 @@ class Editable(Stack):
     @cached_property
     def special(self) -> set[int]:
         """Token ids that are no text: those that the tokenizer marks as special, and added tokens that are `MARKUP`."""
-        added = self.tokenizer.added_tokens_decoder.items()
-        marked = {i for i, token in added if token.special or MARKUP.fullmatch(token.content)}
+        added = self.tokenizer.added_tokens_decoder
+        tokens = added.items() if isinstance(added, Mapping) else ()  # Mistral's own tokenizer does not list them
+        marked = {i for i, token in tokens if token.special or MARKUP.fullmatch(token.content)}
         return marked.union(self.tokenizer.all_special_ids)
 
     def encode(

@@ -9,10 +9,10 @@ back*: each token stands for the characters by which the decoded text grows. Whe
 of the text, it is refused, since a guess would edit the wrong token.
 
 In a chat model the prompt is the user's turn and the answer the beginning of the assistant's, so that a fact is traced,
-edited and measured in the tokens that a user produces. The template writes its special tokens itself, and the space
-between its last mark and the answer. Where it can leave reasoning out (`enable_thinking`), it is left out: otherwise no
-answer would begin with the object. Texts for statistics and drift, and what the model samples without a prompt, are
-plain.
+edited and measured in the tokens that a user produces. The template writes its special tokens itself, and what stands
+between its last mark and the visible answer: a space, or the channel of final answers. Where it can leave a thought
+out, it is left out, and where it opens one in any case, the thought is left empty: otherwise no answer would begin with
+the object. Texts for statistics and drift, and what the model samples without a prompt, are plain.
 
 How a plain text begins is the tokenizer's matter, and `special_tokens` asks it: BOS in front where it puts one there
 (Gemma, Llama), two tokens (GLM), or none (GPT-2, Qwen), whatever its configuration calls BOS: SmolLM2's is the mark of
@@ -21,6 +21,7 @@ a chat's turn, which no text of its training began with.
 
 from __future__ import annotations
 
+import re
 import sys
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -45,6 +46,11 @@ UNSPACED = ("CJK", "HIRAGANA", "KATAKANA", "THAI", "LAO", "KHMER", "MYANMAR", "T
 UNFINISHED = "\ufffd"
 # Stands for the prompt when its position in the chat template is looked for.
 MARK = "\ue000\ue001\ue000"
+# Stands for the answer there.
+ANSWER = "\ue000\ue002\ue000"
+# What a generation prompt ends with where it opens a thought.
+THOUGHT = re.compile(r"<(?P<name>[\w:]+)>(?P<lines>\n*)\Z")
+NEWLINE = "\n"
 # Text that any vocabulary has a token for, if only the unknown one.
 LETTER = "a"
 # Lines of its code that a chat template may run; those of published models run hundreds.
@@ -197,7 +203,7 @@ def tokenised(tokenizer: PreTrainedTokenizerBase, text: str, special: bool = Tru
     offsets, and its tokens do not read back as the text.
     """
     options = {"add_special_tokens": special, "verbose": False}
-    if not tokenizer.is_fast:
+    if not getattr(tokenizer, "is_fast", False):  # Mistral's own has no such attribute
         ids = list(tokenizer(text, **options)["input_ids"])
         return ids, _read_back(tokenizer, text, ids)
     coded = tokenizer(text, return_offsets_mapping=True, **options)
@@ -249,34 +255,57 @@ def _alike(one: str, other: str) -> bool:
 def turn(tokenizer: PreTrainedTokenizerBase, prompt: str, answer: str = "") -> tuple[str, str, int]:
     """Put a prompt, and its answer, without white space around them, into the template.
 
-    Return the text up to the answer, the text with it, and the character offset of the prompt in both. Raises
+    Return the text up to the visible answer, the text with it, and the character offset of the prompt in both. Raises
     ModelError where there is no template or it cannot be used, FactError where it changes the prompt.
     """
-    asked = _rendered(tokenizer, prompt)
-    before, _, after = _rendered(tokenizer, MARK).partition(MARK)
-    if asked != before + prompt + after:
+    marked = _rendered(tokenizer, [MARK])
+    if listed := MARK not in marked:  # a template of texts and pictures may take lists of parts alone
+        marked = _rendered(tokenizer, [MARK], listed)
+    before, _, opening = marked.partition(MARK)
+    asked = _rendered(tokenizer, [prompt], listed)
+    if asked != before + prompt + opening:
         raise FactError(f"the chat template changes the prompt {prompt!r}; give other words, or leave chat out")
-    if not answer:
-        return asked, asked, len(before)
-    whole = _rendered(tokenizer, prompt, answer)
-    rest = whole[len(asked) :] if whole.startswith(asked) else ""
-    space = rest[: len(rest) - len(rest.lstrip())]
-    return asked, asked + (space if rest.startswith(space + answer) else "") + answer, len(before)
+    lead = _lead(opening, _rendered(tokenizer, [MARK, ANSWER], listed).partition(MARK)[2].partition(ANSWER)[0])
+    marks = lead.rstrip(" ")  # a space in front of the answer is part of its first token
+    return asked + marks, asked + (lead if answer else marks) + answer, len(before)
 
 
-def _rendered(tokenizer: PreTrainedTokenizerBase, prompt: str, answer: str | None = None) -> str:
-    said = [{"role": "user", "content": prompt}, {"role": "assistant", "content": answer or ""}]
+def _lead(opening: str, between: str) -> str:
+    """Return what stands between the generation prompt and the visible answer.
+
+    `opening` is what the template writes after a prompt that is to be answered, `between` what it writes between a
+    prompt and an answer that is there: with the channel of the answer, say (gpt-oss). Where the first opens a thought
+    that the second leaves out (DeepSeek R1), the thought is left empty.
+    """
+    if between.startswith(opening):
+        return between[len(opening) :]
+    thought = THOUGHT.search(opening)
+    if thought is None or not between.startswith(opening[: thought.start()]):
+        return ""
+    return f"{'' if thought['lines'] else NEWLINE}{NEWLINE}</{thought['name']}>{NEWLINE * 2}"
+
+
+def _rendered(tokenizer: PreTrainedTokenizerBase, said: Sequence[str], listed: bool = False) -> str:
+    """Render a prompt, and perhaps its answer, by the chat template; `listed`: as a list of parts, which are texts."""
+    if not getattr(tokenizer, "chat_template", None):
+        raise ModelError(
+            f"the tokenizer ({type(tokenizer).__name__}) has no chat template; leave chat out, or load a chat model"
+        )
+    turns: list[Any] = [
+        {"role": role, "content": [{"type": "text", "text": text}] if listed else text}
+        for role, text in zip(("user", "assistant"), said, strict=False)
+    ]
     try:
         with _bounded():
             text = tokenizer.apply_chat_template(
-                said[: 1 if answer is None else 2],
+                turns,
                 tokenize=False,
-                add_generation_prompt=answer is None,
+                add_generation_prompt=len(said) == 1,
+                # Templates that can leave a thought out call it either way.
                 enable_thinking=False,
+                thinking=False,
             )
     except Exception as error:  # a template is a program, and may raise any error
-        if not getattr(tokenizer, "chat_template", None):
-            raise ModelError("the tokenizer has no chat template; leave chat out, or load a chat model") from error
         raise ModelError(f"the tokenizer's chat template cannot be used: {' '.join(str(error).split())}") from error
     assert isinstance(text, str)
     return text

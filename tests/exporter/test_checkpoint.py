@@ -35,7 +35,8 @@ from ffedit import Edit, Fact
 from ffedit.editor.edit import base_of
 from ffedit.exporter import history
 from ffedit.files import tensor_ranges
-from ffedit.files.tensor_ranges import INDEX, contents, row_blocks
+from ffedit.files.shards import INDEX
+from ffedit.files.tensor_ranges import contents, row_blocks
 
 __all__ = ["base", "edit", "editable", "verified_here"]
 FAMILIES = [("gpt2", torch.float32), ("llama", torch.bfloat16), ("gpt_neo", torch.float16)]

@@ -26,7 +26,8 @@ import ffedit
 from ffedit import Edit, EditError, ModelError
 from ffedit.exporter import history
 from ffedit.files import tensor_ranges
-from ffedit.files.tensor_ranges import INDEX, patch
+from ffedit.files.shards import INDEX
+from ffedit.files.tensor_ranges import patch
 
 __all__ = ["base", "edit", "editable", "verified_here"]
 here = pytest.mark.usefixtures("verified_here")

@@ -18,13 +18,14 @@ from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import pictures
 import pytest
 import torch
 import transformers
 import zoo
 from making import check_here
 from shell import TEXT
-from storing import BARE
+from storing import BARE, missed_in_prompt
 from torch import Tensor
 from writing import FACT, PLAIN_KEY, quick, with_numbers
 
@@ -35,7 +36,7 @@ from ffedit.editor.write import write as write_facts
 from ffedit.inference import generation
 from ffedit.inference.corpus import Corpus
 from ffedit.model.editable import Editable
-from ffedit.model.hooks import capture, replace_input
+from ffedit.model.hooks import replace_input
 from ffedit.model.tokenization import encode
 
 # A square matrix is another shape of a family that is there.
@@ -154,17 +155,14 @@ def case(family: str) -> Case:
         corpus_file.write_text(TEXT * 8)
         corpus = Corpus(corpus_file, 300)
         edit = write_facts(editable, [FACT], "rome", [LAYER], quick(**BARE), corpus)
-        before, unedited = zoo.snapshot(editable), _given(editable)
+        before, missing = zoo.snapshot(editable), missed_in_prompt(editable, edit, LAYER)
         edit.apply_(editable)
-        edited, after = _given(editable), zoo.snapshot(editable)
+        after = zoo.snapshot(editable)
         with torch.no_grad():
             logits = editable.model(input_ids=IDS).logits.double()
         edit.undo_(editable)
         took = _took(family, corpus)
         parts = [editable.memories[at] for at in edit.updates]
-        asked = sum(
-            edit.values[memory.address] - memory.value.double() @ edit.keys[memory.address] for memory in parts
-        )[:, 0]
         changed = {name for name in before if not torch.equal(before[name], after[name])}
         undone = zoo.unchanged(editable, before) and changed == {f"{part.name}.{part.own}" for part in parts}
         checkpoint = ffedit.export(base, edit, place / f"{family}-edited", verify="tensors").folder
@@ -172,8 +170,7 @@ def case(family: str) -> Case:
         spread = _told(
             lambda: write_facts(editable, [FACT], "memit", [LAYER - 1, LAYER], quick(**BARE, steps=1), corpus)
         )
-    missed = float((edited - unedited - asked).norm() / asked.norm())
-    return Case(editable, edit, missed, took, undone, logits, checkpoint, adapter, spread)
+    return Case(editable, edit, missing, took, undone, logits, checkpoint, adapter, spread)
 
 
 def _took(family: str, corpus: Corpus) -> float:
@@ -192,14 +189,6 @@ def _took(family: str, corpus: Corpus) -> float:
     edit, before = write_facts(editable, [FACT], "rome", [0], config, corpus), log_probability()
     with edit.applied(editable):
         return math.exp(log_probability() - before)
-
-
-def _given(editable: Editable) -> Tensor:
-    """What the feed-forward layer gives at the subject's last token in a plain forward pass, [d_model], float64."""
-    text = encode(editable.tokenizer, FACT.text, span=FACT.span)
-    with capture({0: editable.feed_forward[LAYER].module}) as given, torch.no_grad():
-        editable.model(input_ids=torch.tensor([text.ids]))
-    return given[0].reshape(len(text.ids), -1)[text.subject_last].double()
 
 
 @cache
@@ -282,8 +271,8 @@ def row(family: str) -> tuple[str, ...]:
     )
 
 
-def document() -> str:
-    """docs/families.md."""
+def tables() -> str:
+    """docs/families.md, without the section of `pictures`."""
     lines = [HEAD, ("---",) * len(HEAD), *map(row, FAMILIES)]
     table = "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
     return ABOUT.format(version=transformers.__version__.split(".")[0]) + table
@@ -292,4 +281,4 @@ def document() -> str:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     transformers.utils.logging.set_verbosity_error()
-    DOCUMENT.write_text(document(), encoding="utf-8")
+    DOCUMENT.write_text(tables() + pictures.section(), encoding="utf-8")

@@ -55,13 +55,14 @@ def write_gguf(
     architecture: str = "llama",
     left_out: str = "",
     kind: Any = None,
+    split: int = 0,
     **entries: Any,
 ) -> Path:
     """Write a Llama or GPT-2; `entries` are more of its metadata, `kind` the type of its first value matrix.
 
-    The matrix is packed in this type, or holds bytes that claim to be.
+    The matrix is packed in this type, or holds bytes that claim to be; with `split`, so many tensors stand in a part.
     """
-    config, writer = model.config, gguf.GGUFWriter(path, architecture)
+    config, writer = model.config, gguf.GGUFWriter(path, architecture, split_max_tensors=split)
     writer.add_name("tiny")
     writer.add_block_count(config.num_hidden_layers)
     writer.add_context_length(config.max_position_embeddings)

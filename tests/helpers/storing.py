@@ -17,6 +17,7 @@ from ffedit.facts.fact import by_subject
 from ffedit.model.editable import Editable
 from ffedit.model.hooks import capture
 from ffedit.model.memory import Address
+from ffedit.model.tokenization import encode
 
 BATCH, EXACT = ("emmet", "memit", "alphaedit"), ("rome", "emmet")
 SOLVING = ("rome", *BATCH)
@@ -60,6 +61,23 @@ def missed(editable: Editable, edit: Edit, config: EditConfig, layer: int = 1) -
     with edit.applied(editable):
         after = outputs(editable, layer, prompt_sets)
     return (edit.values[at] - after).norm(dim=0) / (edit.values[at] - before).norm(dim=0)
+
+
+def missed_in_prompt(editable: Editable, edit: Edit, layer: int) -> float:
+    """How much of what ROME asked for is missed in a pass of the fact's prompt, all memories of a layer joined."""
+    (fact,) = edit.facts
+    text = encode(editable.tokenizer, fact.text, span=fact.span)
+
+    def given() -> Tensor:
+        with capture({0: editable.feed_forward[layer].module}) as outputs, torch.no_grad():
+            editable.model(input_ids=torch.tensor([text.ids]))
+        return outputs[0].reshape(len(text.ids), -1)[text.subject_last].double()
+
+    parts = [editable.memories[at] for at in edit.updates]
+    asked = sum(edit.values[part.address] - part.value.double() @ edit.keys[part.address] for part in parts)[:, 0]
+    before = given()
+    with edit.applied(editable):
+        return float((given() - before - asked).norm() / asked.norm())
 
 
 def clean(editable: Editable, before: dict[str, Tensor]) -> bool:

@@ -72,4 +72,5 @@ def test_what_reaches_the_residual_stream_is_normalised_or_scaled_as_the_model_s
 
 
 def test_the_document_says_what_was_measured() -> None:
-    assert families.DOCUMENT.read_text(encoding="utf-8") == families.document(), "run python tests/helpers/families.py"
+    document = families.DOCUMENT.read_text(encoding="utf-8")
+    assert document.startswith(families.tables()), "run python tests/helpers/families.py"

@@ -234,6 +234,25 @@ def test_weights_that_are_not_finite_are_told(tmp_path: Path) -> None:
     assert "damaged: some of its weights" in refusal(gguf_making.write_gguf(tmp_path / "m.gguf", model, tokenizer))
 
 
+def test_a_model_in_parts_is_one_model_by_any_of_them(made: Path, tmp_path: Path) -> None:
+    (folder := tmp_path / "parts").mkdir()
+    gguf_making.write_gguf(folder / "tiny.gguf", *gguf_making.parts(), split=12)
+    first, second, third = sorted(folder.iterdir())
+    assert first.name == "tiny-00001-of-00003.gguf"
+    whole = ffedit.load(made).model.state_dict()
+    for asked in (first, second, folder):
+        editable = ffedit.load(asked)
+        assert all(torch.equal(weight, whole[name]) for name, weight in editable.model.state_dict().items())
+        assert editable.source is not None and editable.source["file"] == first.name
+        assert editable.source["bytes"] == sum(path.stat().st_size for path in (first, second, third))
+    with pytest.raises(EditError, match=r"one of several parts.*llama-gguf-split --merge"):
+        ffedit.export(editable, write(editable, layer=1), tmp_path / "edited.gguf")
+    third.unlink()
+    for asked in (first, folder):
+        with pytest.raises(ModelError, match=f"of which {third.name} is missing"):
+            ffedit.load(asked)
+
+
 @pytest.mark.parametrize(
     ("said", "how"),
     [

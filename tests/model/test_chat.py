@@ -125,6 +125,43 @@ def test_reasoning_is_left_out_where_the_template_can() -> None:
     assert asked(words(thinking)) == asked(words())
 
 
+# Generation prompts that the visible answer does not follow, and what ffedit puts in between.
+OPENED = TEMPLATE.replace("<|assistant|>{% endif", "<|assistant|><think>{{ '\\n' }}{% endif")
+CHANNEL = TEMPLATE.replace(
+    "{{ m['content'] }}", "{% if m['role'] == 'assistant' %}<|system|>final<|end|>{% endif %}{{ m['content'] }}"
+)
+CLOSED = OPENED.replace(
+    "{{ m['content'] }}", "{% if m['role'] == 'assistant' %}<think>{{ '\\n\\n' }}</think>{% endif %}{{ m['content'] }}"
+)
+
+
+@pytest.mark.parametrize(
+    ("template", "lead"),
+    [
+        (OPENED, "<think>\n\n</think>\n\n"),
+        (OPENED.replace("{{ '\\n' }}", ""), "<think>\n\n</think>\n\n"),
+        (CHANNEL, "<|system|>final<|end|>"),
+        (CLOSED, "<think>\n\n</think>"),
+    ],
+)
+def test_the_answer_begins_where_it_is_visible(template: str, lead: str) -> None:
+    """DeepSeek R1 opens a thought in every prompt, gpt-oss writes an answer's channel, Qwen3 closes its thought."""
+    tokenizer = spoken_in(zoo.bytes_bpe(True), template)
+    found = asked(tokenizer)
+    assert decode(tokenizer, found.ids[: found.answer]).endswith(f"<|assistant|>{lead}")
+    assert decode(tokenizer, found.target_ids) == "Rome"
+    assert asked(tokenizer, answer="").ids == found.ids[: found.answer]
+
+
+def test_a_template_that_takes_lists_of_parts_is_given_them() -> None:
+    """Of SmolVLM and others that see pictures."""
+    parts = TEMPLATE.replace(
+        "{{ m['content'] }}",
+        "{% for part in m['content'] %}{% if part['type'] == 'text' %}{{ part['text'] }}{% endif %}{% endfor %}",
+    )
+    assert asked(words(parts)) == asked(words())
+
+
 @pytest.mark.parametrize(
     ("template", "error", "said"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 import transformers
 import zoo
 from making import made, on_disk, verified_here, weights  # noqa: F401
+from safetensors.torch import save_file
 from shown import shown
 from torch import Tensor, nn
 from writing import CORPUS, FACT, quick
@@ -166,3 +168,33 @@ def test_what_a_library_packed_is_what_it_unpacks(tmp_path: Path) -> None:
     assert torch.equal(zoo.logits(model), before)
     with pytest.raises(EditError, match="is quantised and is not written to"):
         edit.apply_(editable)
+
+
+@pytest.mark.usefixtures("verified_here")
+def test_fp8_is_edited_unpacked_and_exported_without_its_quantisation(tmp_path: Path) -> None:
+    """transformers unpacks it where no device multiplies in FP8; the export's config declares no FP8 any more."""
+    if torch.accelerator.is_available():
+        pytest.skip("a device may multiply in FP8")
+    base = on_disk("llama", tmp_path / "base", torch.bfloat16, shards="1GB")
+    packed: dict[str, Tensor] = {}
+    for name, weight in weights(base).items():
+        packed[name] = weight
+        if weight.ndim == 2 and "layers" in name:
+            scale = weight.float().abs().max() / 448
+            packed[name] = (weight.float() / scale).to(torch.float8_e4m3fn)
+            packed[name.replace("weight", "weight_scale_inv")] = scale.reshape(1, 1)
+    save_file(packed, base / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((base / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    (base / "config.json").write_text(json.dumps(config))
+    editable = ffedit.load(base)
+    assert editable.unpacked == "fp8" and not editable.memories[1].quantised
+    assert "fp8 in its files, unpacked to bfloat16" in shown(memory_table(editable), width=200)
+    edit = made(editable, {1: 1})
+    for i, asked in enumerate((editable, base)):
+        folder = ffedit.export(asked, edit, tmp_path / f"out{i}").folder
+        assert "quantization_config" not in json.loads((folder / "config.json").read_text())
+        assert {weight.dtype for weight in weights(folder).values()} == {torch.bfloat16}
+        with edit.applied(editable):
+            assert torch.equal(zoo.logits(ffedit.load(folder).model), zoo.logits(editable.model))
+    assert ffedit.export(base, edit, tmp_path / "adapter", format="adapter").folder.is_dir()

@@ -12,7 +12,7 @@ import pytest
 import torch
 from kinds import CASES, KINDS, SENTENCES, Slow, kind
 from learning import learned
-from tokenizers import Tokenizer, models, normalizers
+from tokenizers import Tokenizer, models, normalizers, processors
 from transformers import ByT5Tokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from writing import ALONE, quick
 
@@ -167,9 +167,41 @@ def test_a_normaliser_that_joins_characters_moves_nothing() -> None:
 ENOUGH = {**ALONE, "steps": 40, "step_size": 0.1, "target_probability": 0.95, "max_delta_norm": 20.0}
 LATIN = Fact("Eiffel tower", "the place of the {}", "Rome", "Paris")
 JAPANESE = Fact("東京", "古い首都の{}", "奈良", "日本")
+
+
+class Bare(Slow):
+    """A tokenizer with as little as Mistral's own has: no `is_fast`, and `added_tokens_decoder` is a method."""
+
+    def __getattribute__(self, name: str) -> Any:
+        return self._missing() if name == "is_fast" else super().__getattribute__(name)
+
+    def __getattr__(self, name: str) -> Any:
+        return self._missing() if name == "is_fast" else super().__getattr__(name)
+
+    def _missing(self) -> Any:
+        raise AttributeError("is_fast")
+
+    def added_tokens_decoder(self) -> dict[int, Any]:  # type: ignore[override]
+        raise NotImplementedError
+
+
+def begun_twice() -> PreTrainedTokenizerFast:
+    """A tokenizer that puts BOS in front of a text twice."""
+    tokenizer = kinds.byte_level(bos=True)
+    assert isinstance(tokenizer, PreTrainedTokenizerFast)
+    bos = str(tokenizer.bos_token)
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{bos} {bos} $A", special_tokens=[(bos, tokenizer.convert_tokens_to_ids(bos))]
+    )
+    return tokenizer
+
+
 JOURNEYS: dict[str, tuple[str, Any, str, Fact]] = {
     "pieces": ("llama", lambda: kinds.pieces(fallback=True, bos=True), "Latin", LATIN),
     "slow": ("gpt2", lambda: Slow(kinds.pieces(bos=True, size=900)), "Latin", LATIN),
+    "without what others have": ("gpt2", lambda: Bare(kinds.pieces(bos=True, size=900)), "Latin", LATIN),
+    "lower case": ("gpt2", lambda: kinds.byte_level(bos=True, normalizer=normalizers.Lowercase()), "Latin", LATIN),
+    "BOS twice": ("gpt2", begun_twice, "Latin", LATIN),
     "slow, Japanese": ("gpt2", ByT5Tokenizer, "Japanese", JAPANESE),
     "bytes, Japanese": ("gpt2", lambda: kinds.byte_level(260, bos=True), "Japanese", JAPANESE),
 }
@@ -188,9 +220,11 @@ def test_a_fact_is_edited_in_any_tokens(journey: str) -> None:
     trace = ffedit.locate(editable, fact, samples=2)
     assert trace.known and trace.effects.shape == (3, len(trace.tokens))
     edit = ffedit.edit(editable, [fact], "rome", [1], quick(**ENOUGH), Corpus(tokens=200))
+    lowered = journey == "lower case"
+    old, new = (said.lower() if lowered else said for said in (str(fact.previous), fact.target))
     with edit.applied(editable):
-        assert generation.completions(editable, [fact.text], 24) == [fact.target]
-    assert generation.completions(editable, [fact.text], 24) == [fact.previous]
+        assert generation.completions(editable, [fact.text], 24) == [new]
+    assert generation.completions(editable, [fact.text], 24) == [old]
     report = ffedit.evaluate(editable, [fact], edit)
     assert report.before.generation == 0 and report.after is not None and report.after.generation == 1
 

@@ -56,8 +56,11 @@ def memory_table(editable: Editable) -> Group:
     reruns = "resumable, from the layer and token where something changed"
     if not editable.resumable:
         reruns = "not resumable at a token: whole rows from the changed layer on (slower, same results)"
+    dtype = str(next(iter(editable.memories.values())).saved_dtype).removeprefix("torch.")
+    unpacked = f"{editable.unpacked} in its files, unpacked to {dtype}; an export is in {dtype}, to be quantised anew"
     about = named_values(
         *([("converted from", in_words(editable.source))] if editable.source else []),
+        *([("quantised", unpacked)] if editable.unpacked else []),
         ("shape", "[d_model, d_ff]; transposed: stored as [d_ff, d_model]"),
         ("final norm", editable.norm or "none found before the unembedding"),
         ("unembedding", _path(editable)),

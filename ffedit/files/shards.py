@@ -1,0 +1,74 @@
+"""Files that a model's weights are in, found out without torch: one file, shards with an index, parts in GGUF."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from ffedit.errors import ModelError, brief
+
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+PICKLED, PICKLED_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
+GGUF_PART = re.compile(r"(?P<stem>.+)-\d{5}-of-(?P<count>\d{5})\.gguf", re.IGNORECASE)
+POINTER = b"version https://git-lfs."  # how the file begins that Git keeps in place of a large one
+
+
+def conversion(folder: Path) -> str:
+    """Return the command that makes a whole checkpoint in safetensors of a folder."""
+    return shlex.join(["ffedit", "convert", str(folder), "--out", "DIR"])
+
+
+def is_pointer(file: Path) -> bool:
+    """Return True if a file is a Git LFS pointer: a few lines of text in place of its content."""
+    try:
+        with file.open("rb") as opened:
+            return opened.read(len(POINTER)) == POINTER
+    except OSError:  # whoever needs its content says so
+        return False
+
+
+def read_index(index: Path) -> dict[str, str]:
+    """Return the file that each tensor is in, by the tensor's name.
+
+    Raises ModelError where the index cannot be read, names a tensor twice or a file outside the folder, or where a
+    shard is missing.
+    """
+    try:
+        shards: dict[str, str] = json.loads(index.read_text(encoding="utf-8"), object_pairs_hook=_once)["weight_map"]
+        files = sorted(set(shards.values()))
+        if any(Path(file).is_absolute() or ".." in Path(file).parts for file in files):
+            raise ValueError("it names a file outside the folder")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ModelError(f"{index}: cannot be read ({brief(error)}); fetch the checkpoint anew") from error
+    if missing := [file for file in files if not (index.parent / file).is_file()]:
+        raise ModelError(
+            f"{index.parent}: {missing[0]} is missing, one of {len(files)} files that {index.name} names; fetch it, too"
+        )
+    return shards
+
+
+def _once(pairs: Sequence[tuple[str, object]]) -> dict[str, object]:
+    """Return a JSON object; ValueError where a name stands in it twice."""
+    for name, count in Counter(name for name, _ in pairs).most_common(1):
+        if count > 1:
+            raise ValueError(f"it names {name} twice")
+    return dict(pairs)
+
+
+def gguf_parts(file: Path) -> list[Path]:
+    """Return the files of a model in GGUF, in order: all parts of which `file` is one, or itself alone.
+
+    Raises ModelError where a part is missing.
+    """
+    name = GGUF_PART.fullmatch(file.name)
+    if name is None:
+        return [file]
+    count = int(name["count"])
+    parts = [file.with_name(f"{name['stem']}-{i:05}-of-{count:05}{file.suffix}") for i in range(1, count + 1)]
+    if missing := [part.name for part in parts if not part.is_file()]:
+        raise ModelError(f"{file}: one of {count} parts, of which {missing[0]} is missing; fetch it, too")
+    return parts

@@ -1,0 +1,71 @@
+"""Refusal of folders that hold no checkpoint that can be loaded, before torch is imported.
+
+What people have after fine-tuning or a download is not always a whole model: an adapter for one, pickled weights, the
+pointers of Git LFS, some of the shards. Each of these has a next step, which its line says.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+from ffedit.errors import ModelError
+from ffedit.files.shards import INDEX, PICKLED, PICKLED_INDEX, SINGLE, conversion, is_pointer, read_index
+
+ADAPTER = "adapter_config.json"
+# Files in whose place a pointer may stand: the weights, the tokenizer, what describes them.
+LARGE = ("*.safetensors", "*.gguf", "*.bin", "*.json", "*.model", "*.jinja")
+
+
+def check_folder(folder: Path, name: str) -> None:
+    """Refuse a folder that holds no whole checkpoint in safetensors; `name` is the model's name in messages.
+
+    Raises ModelError for an adapter, alone or beside a model, pickled weights, a Git LFS pointer, and an index whose
+    shards are not all there.
+    """
+    files = sorted(path for pattern in LARGE for path in folder.glob(pattern) if path.is_file())
+    if pointers := [path.name for path in files if is_pointer(path)]:
+        raise ModelError(
+            f"{name}: {pointers[0]} is a Git LFS pointer, which names the file in its place; fetch the files "
+            f"themselves: git -C {shlex.quote(str(folder))} lfs pull"
+        )
+    is_model = (folder / "config.json").is_file()
+    if (folder / ADAPTER).is_file():
+        merge = f"merge it first: {conversion(folder)}"
+        what = f"an adapter of {base_of(folder)}"
+        if is_model:
+            raise ModelError(
+                f"{name}: holds a model and {what}, which transformers loads in its place; to edit the model itself, "
+                f"move {ADAPTER} elsewhere; to edit the adapted one, {merge}"
+            )
+        raise ModelError(f"{name}: is {what} and no model; {merge}")
+    if not is_model:
+        raise ModelError(f"{name}: no config.json in it; a model folder, a GGUF file or a hub id was expected")
+    if (folder / INDEX).is_file():
+        read_index(folder / INDEX)
+    elif not (folder / SINGLE).is_file() and (pickled := pickled_weights(folder)):
+        raise ModelError(
+            f"{name}: its weights are pickled ({pickled[0].name}), and no pickle is loaded; convert them first: "
+            f"{conversion(folder)}"
+        )
+
+
+def base_of(folder: Path) -> str:
+    """Return the name of the model that an adapter was made for; ModelError where its config does not say."""
+    try:
+        content: Any = json.loads((folder / ADAPTER).read_text(encoding="utf-8"))
+        base = content["base_model_name_or_path"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        base = None
+    if not isinstance(base, str) or not base:
+        raise ModelError(f"{folder / ADAPTER}: names no base (base_model_name_or_path); write it in")
+    return base
+
+
+def pickled_weights(folder: Path) -> list[Path]:
+    """Return the files of a checkpoint's pickled weights, in order; none where it has none."""
+    if (folder / PICKLED_INDEX).is_file():
+        return [folder / file for file in sorted(set(read_index(folder / PICKLED_INDEX).values()))]
+    return [folder / PICKLED] if (folder / PICKLED).is_file() else []
