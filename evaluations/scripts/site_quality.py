@@ -223,8 +223,24 @@ def tables(found: Mapping[str, Sequence[Row]], weights: np.ndarray[Any, Any]) ->
                 note = " (in sample)" if name == "fitted" and model == first else ""
                 yield f"| {name}{note} | {' | '.join(shown(cell, True, 2) for cell in cells)} |"
             yield ""
+        yield from by_layer(model, every)
         yield from by_rate(model, every, weights)
         yield from taken(model, every, weights)
+
+
+def by_layer(model: str, rows: Sequence[Row]) -> Iterator[str]:
+    """Yield the quality of edits at the subject's last token by layer, beside what should tell it."""
+    yield f"**{model}, the subject's last token**, by layer; means over facts.\n"
+    told = {"share of the effect": lambda row: row["numbers"]["share of the effect"], "reach": lambda row: row["reach"]}
+    told |= {"leak to look-alikes": lambda row: row["leak_look_alikes"]}
+    yield f"| layer | {' | '.join(FOUR)} | harmonic mean of these | {' | '.join(told)} |"
+    yield f"|{' --- |' * (len(FOUR) + len(told) + 2)}"
+    for layer in sorted({row["layer"] for row in rows}):
+        own = [row for row in rows if row["layer"] == layer and row["last"]]
+        rates = [rate_mean(own, rate) for rate in FOUR]
+        cells = [*rates, harmonic_mean(rates), *(fmean(of(row) for row in own) for of in told.values())]
+        yield f"| {layer} | {' | '.join(f'{cell:.2f}' for cell in cells)} |"
+    yield ""
 
 
 def by_rate(model: str, rows: Sequence[Row], weights: np.ndarray[Any, Any]) -> Iterator[str]:
