@@ -28,6 +28,7 @@ from ffedit.algebra.low_rank import LowRank
 from ffedit.editor.job import Problem
 from ffedit.editor.key import LayerKeys, build_prompts, read_keys, zero_moment
 from ffedit.editor.methods import METHODS, config_from_dict
+from ffedit.editor.name_keys import name_moments
 from ffedit.evaluator import Evaluation, FactScores, mean_scores
 from ffedit.facts.fact import by_subject
 
@@ -51,6 +52,8 @@ def solutions(
     groups = by_subject(values.facts)
     assert [group[0].subject for group in groups] == values.subjects(at)
     read = read_keys(editable, ff, build_prompts(editable, groups, config))
+    of_names = name_moments(editable, [ff], values.subjects(at), config.key)
+    names = of_names[at.layer].moment if of_names else None
     ends = list(accumulate(len(group) for group in groups))
     for count in counts:
         n = min(bisect_left(ends, count) + 1, len(groups))
@@ -58,7 +61,8 @@ def solutions(
         own = LayerKeys(read.K[:, :n], read.streams[:, :n], read.same[:n], read.shares[:n])
         context = own.add_context_moment(zero_moment(ff), config.key.context_weight)
         for method in METHODS_COMPARED:
-            problem = Problem(ff.matrix, K, V, [stats[at]], context, K[:, :0], config)
+            counted = names if METHODS[method].names else None
+            problem = Problem(ff.matrix, K, V, [stats[at]], context, K[:, :0], config, counted)
             delta = METHODS[method].solve(problem)
             yield ends[n - 1], method, {at: delta}, delta.norm() / float(ff.matrix.norm())
 
