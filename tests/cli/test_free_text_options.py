@@ -24,6 +24,7 @@ WORDS = {
     "bench": ["FACTS"],
     "harness": ["MODEL"],
     "ask": ["The Eiffel Tower is in"],
+    "convert": ["MODEL", "--out", "whole"],
     "export": ["EDIT"],
     "undo": ["MODEL"],
     "show": ["EDIT"],
@@ -31,6 +32,7 @@ WORDS = {
 }
 INSIDE = "FACTS/inside.html"  # of a file
 WRONG_TEXT = {
+    "--base": "no-such-model",
     "--corpus": "no/such/text.txt",
     "--device": "no-such-device",
     "--device-map": "no-such-map",

@@ -60,7 +60,8 @@ def traced(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 def test_all_kinds_and_all_severed_parts_in_one_object(locate: Command, model: Path) -> None:
     result = found(locate("fact.json", "--kind", "all", "--sever", "all", "--json", "-"))
-    assert {"model", "fingerprint", "layer", "facts", "versions"} == set(result) and result["model"] == str(model)
+    assert {"model", "fingerprint", "layer", "facts", "left_out", "versions"} == set(result)
+    assert result["model"] == str(model) and result["left_out"] == []
     (row,) = result["facts"]
     assert [(t["kind"], t["sever"]) for t in row["traces"]] == [
         (kind, sever) for kind in KINDS for sever in (None, "feed_forward", "attention")

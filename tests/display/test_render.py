@@ -200,6 +200,7 @@ def fake_editable(layers: int = 6, transposed: bool = False, name: str = "atlas"
         name=name,
         causal=True,
         source=None,
+        unpacked="",
         model=model,
         layers=modules,
         memories=Memories(memories),

@@ -172,7 +172,8 @@ def test_a_journal_goes_on_where_it_stopped_and_with_the_same_settings_only(tmp_
 
 def test_every_variant_names_numbers_that_are_there_and_changes_something() -> None:
     configs = {
-        name: repr((variant.get("method"), ablation.config_of(variant))) for name, variant in ablation.VARIANTS.items()
+        name: repr((variant.get("method"), variant.get("spread", 1), ablation.config_of(variant)))
+        for name, variant in ablation.VARIANTS.items()
     }
     assert len(set(configs.values())) == len(configs)
     with pytest.raises(FFEditError, match="gone: there is no such number"):
