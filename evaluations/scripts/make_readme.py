@@ -115,6 +115,11 @@ ROWS = (
         "ffedit locate edits/eiffel-tower.json --model gemma3-270m.gguf --leak --plot FILE.png",
     ),
     (
+        "reports/site-quality.md",
+        "edits at six layers and two tokens of twelve facts of SmolLM2, and what tells where an edit is good",
+        "python evaluations/scripts/site_quality.py report --out OUT --into FILE",
+    ),
+    (
         "reports/atlas-inspect.*",
         "what Atlas's memories hold, beside the published numbers of Geva et al. 2021",
         "python evaluations/scripts/atlas_inspect.py",
