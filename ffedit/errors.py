@@ -37,7 +37,7 @@ class FFEditError(Exception):
 
 
 class FactError(FFEditError):
-    """A fact, or a file of facts, that cannot be used; `kind` says in a few words of what kind the mistake is."""
+    """Fact, or file of facts, that cannot be used; `kind` says in a few words of what kind the mistake is."""
 
     def __init__(self, message: str, kind: str = "no fact that can be used") -> None:
         super().__init__(message)

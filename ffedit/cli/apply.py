@@ -9,13 +9,14 @@ import rich_click as click
 
 from ffedit.cli import options
 from ffedit.cli.destinations import Destinations
+from ffedit.cli.fact_options import fact_options
 from ffedit.editor.names import method_names
 from ffedit.facts.fact import by_subject
 
 
 @click.command()
 @options.output_options
-@options.fact_options
+@fact_options
 @options.asking_options
 @click.option("--layers", "--layer", default="auto", help="auto (the usual), trace (the facts'), sweep, N, or A-B.")
 @click.option(

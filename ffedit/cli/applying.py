@@ -33,7 +33,7 @@ from ffedit.progress import Progress
 from ffedit.safety.guardrails import breaches, refusal, warnings
 from ffedit.safety.require import Requirement, not_taken, unmet
 
-# Tokens of a new object that one value makes a model say: SmolLM2-135M said an answer of 18, and 22 of one of 37.
+# Tokens of a new object that one value makes a model say: of longer ones SmolLM2-135M says the beginning.
 MOST_TOKENS = 20
 
 

@@ -10,6 +10,7 @@ import rich_click as click
 
 import ffedit
 from ffedit.cli import options
+from ffedit.cli.fact_options import Reading, reading_options
 from ffedit.editor.names import check_method_name, method_names
 from ffedit.errors import EditError, FactError
 from ffedit.facts.fact import Fact
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 @click.command()
 @options.output_options
 @click.argument("sources", nargs=-1, required=True, metavar="FACTS...")
-@options.reading_options
+@reading_options
 @click.option("--methods", default=",".join(method_names()), help="Which, with commas.")
 @click.option("--mode", default="single", help="single, batch:N or sequential[:N].")
 @click.option("--out", type=options.FILE, required=True, metavar="DIR", help="Results; a run goes on where it stopped.")
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
 @options.html_option
 def bench(
     sources: tuple[str, ...],
-    reading: options.Reading,
+    reading: Reading,
     methods: str,
     mode: str,
     out: Path,

@@ -6,19 +6,20 @@ import rich_click as click
 
 import ffedit
 from ffedit.cli import options
+from ffedit.cli.fact_options import Reading, reading_options
 from ffedit.editor.names import method_names
 
 
 @click.command()
 @options.output_options
 @click.argument("sources", nargs=-1, metavar="[FACTS]...")
-@options.reading_options
+@reading_options
 @click.option("--layers", "--layer", default="auto", help="To try: N, A-B, or auto: a few shares of the depth.")
 @click.option("--method", default="memit", type=click.Choice(method_names()), help="Of the edits.")
 @options.asking_options
 def choose_layer(
     sources: tuple[str, ...],
-    reading: options.Reading,
+    reading: Reading,
     layers: str,
     method: str,
     load_model: options.LoadModel,

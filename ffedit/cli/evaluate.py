@@ -10,6 +10,7 @@ from rich.text import Text
 
 import ffedit
 from ffedit.cli import options
+from ffedit.cli.fact_options import fact_options
 from ffedit.facts.fact import Fact
 from ffedit.facts.reading import LeftOutRecords
 from ffedit.files.atomic import write_text
@@ -19,7 +20,7 @@ UNLIKE = Text("The edit was computed in the model's chat template; measured with
 
 @click.command()
 @options.output_options
-@options.fact_options
+@fact_options
 @options.asking_options
 @click.option(
     "--edit", "edit_from", type=options.edit_folder, metavar="PATH", help="Measure before and after this edit."

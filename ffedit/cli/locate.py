@@ -12,6 +12,7 @@ from rich.text import Text
 
 import ffedit
 from ffedit.cli import options
+from ffedit.cli.fact_options import fact_options
 from ffedit.display.figures.saving import check_plot, save_figure
 from ffedit.editor.names import method_names
 from ffedit.errors import EditError
@@ -38,7 +39,7 @@ SEVERS: dict[str, list[Part | None]] = {
 
 @click.command()
 @options.output_options
-@options.fact_options
+@fact_options
 @options.asking_options
 @click.option("--layers", default="all", help="Where something is restored: all, N, or A-B.")
 @click.option("--kind", default="feed-forward", type=click.Choice(list(KINDS)))

@@ -32,9 +32,7 @@ from ffedit.display.terminal.progress_bar import progress_bars
 from ffedit.editor.config import EditConfig
 from ffedit.editor.edit_files import check_edit
 from ffedit.errors import EditError, ModelError
-from ffedit.facts.fact import Fact
-from ffedit.facts.formats import Shape
-from ffedit.facts.reading import Sifted, read_protected, sift_facts
+from ffedit.facts.reading import read_protected
 from ffedit.facts.text import visible
 from ffedit.files.atomic import check_file, finite, text_ready
 from ffedit.inference.corpus import Corpus, tokens_for
@@ -188,109 +186,13 @@ def pushed(path: Path | None, hub: str | None) -> str | None:
     return f"Pushed to {push(path, hub)}"
 
 
-# Facts and edits -----------------------------------------------------------------------------------
+# Edits ---------------------------------------------------------------------------------------------
 
 
 def edit_folder(text: str) -> Path:
     """Return the folder of an edit, of which only the files' names are read. Raises EditError for any other."""
     check_edit(Path(text))
     return Path(text)
-
-
-@dataclass(frozen=True)
-class Reading:
-    """How files of facts are read: fields by name, the language to write, and whether bad records are skipped."""
-
-    fields: Mapping[str, str]
-    language: str | None
-    skip_bad: bool
-
-    def sift(self, sources: str | Sequence[str], surface: Surface, **use: Any) -> Sifted:
-        """Read the sources as `sift_facts` does, and say what was left out and not read.
-
-        Raises FactError for a record that cannot be used, unless such records are skipped.
-        """
-        sifted = sift_facts(sources, fields=self.fields, language=self.language, **use)
-        if not self.skip_bad:
-            sifted.whole()
-        for note in (*sifted.refused(), *sifted.noted()):
-            surface.note(note)
-        return sifted
-
-
-def _fields(context: click.Context, option: click.Parameter, texts: Sequence[str]) -> dict[str, str]:
-    """Parse `--map` into the names of the records' fields by the fields of a fact."""
-    pairs = [pair.partition("=") for text in texts for pair in text.split(",")]
-    for name, equals, path in pairs:
-        if not (name.strip() and equals and path.strip()):
-            raise EditError(f"--map {','.join(texts)!r} is not known; give target=object,prompt=question, say")
-    fields = {name.strip(): path.strip() for name, _, path in pairs}
-    Shape(fields)
-    return fields
-
-
-def reading_options(command: Command) -> Command:
-    """Add `--map`, `--language` and `--skip-bad`; the command receives `reading`."""
-
-    @click.option(
-        "--map",
-        "fields",
-        multiple=True,
-        callback=_fields,
-        metavar="NAME=FIELD,…",
-        help="Fields of FACTS that are not recognised: target=object,prompt=question; dots lead into nested records.",
-    )
-    @click.option("--language", help="Of records in several languages, the one to write (en); the others are asked.")
-    @click.option("--skip-bad", is_flag=True, help="Go on without the records that cannot be used, and list them.")
-    @functools.wraps(command)
-    def wrapped(
-        sources: tuple[str, ...], fields: dict[str, str], language: str | None, skip_bad: bool, **kwargs: Any
-    ) -> Any:
-        if not sources and (fields or language is not None or skip_bad):
-            raise click.UsageError("--map, --language and --skip-bad are of FACTS; name a file")
-        return command(sources=sources, reading=Reading(fields, language, skip_bad), **kwargs)
-
-    return wrapped  # type: ignore[return-value]
-
-
-def fact_options(command: Command) -> Command:
-    """Add FACTS, how they are read, `--subject`, `--prompt`, `--target` and `--previous`.
-
-    The command receives `facts`, and where records were skipped, these by kind as `left_out`.
-    """
-    needs_target = command.__name__ != "locate"
-
-    @click.argument("sources", nargs=-1, metavar="[FACTS]...")
-    @click.option("--subject", help="Instead of FACTS: whom the fact is about.")
-    @click.option("--prompt", help="Instead of FACTS: the prompt, with {} or the subject in it.")
-    @click.option("--target", help="The new object.")
-    @click.option("--previous", help="The object that the model says now.")
-    @reading_options
-    @functools.wraps(command)
-    def wrapped(
-        sources: tuple[str, ...],
-        subject: str,
-        prompt: str,
-        target: str,
-        previous: str,
-        reading: Reading,
-        surface: Surface,
-        **kwargs: Any,
-    ) -> Any:
-        if (not sources) == (subject is None and prompt is None):
-            choices = "FACTS (files, a data set, or - for standard input) or --subject and --prompt"
-            raise click.UsageError(f"give either {choices}")
-        if not sources:
-            if subject is None or prompt is None or (target is None and needs_target):
-                raise click.UsageError("--subject, --prompt and --target belong together")
-            return command(facts=[Fact(subject, prompt, target, previous)], surface=surface, **kwargs)
-        if target is not None or previous is not None:
-            raise click.UsageError("FACTS says the objects itself; --target and --previous belong to --subject")
-        sifted = reading.sift(sources, surface, need_targets=needs_target)
-        skipped = {"left_out": sifted.by_kind} if sifted.left_out else {}
-        return command(facts=list(sifted.facts), surface=surface, **skipped, **kwargs)
-
-    return wrapped  # type: ignore[return-value]
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,7 @@ TOGETHER = "multi-hop questions are asked where all {} edits of their case are m
 
 
 class Note(str):
-    """A few words on what was read otherwise than it is written, with an `example`; equal to others of these words."""
+    """Note on what was read otherwise than it is written, with an `example`; equal to others of these words."""
 
     example: str
 
@@ -67,7 +67,7 @@ class Parsed:
 
 @dataclass(frozen=True)
 class Shape:
-    """What the user says of the records. Raises FactError for a field that a fact has not.
+    """Description of the records by the user. Raises FactError for a field that a fact has not.
 
     - `fields`: a field of `Fact` -> the name of the records' field for it, with dots into nested records.
     - `language`: the one that is written, of records in several; the others are asked.

@@ -82,7 +82,7 @@ class Sifted:
 
     @property
     def by_kind(self) -> list[LeftOutRecords]:
-        """What was left out, by kind."""
+        """Return the records that were left out, by kind."""
         kinds: dict[str, list[tuple[Number, str]]] = {}
         for number, reason in self.left_out:
             kinds.setdefault(self.kinds[number], []).append((number, reason))
@@ -181,7 +181,7 @@ def _has(record: Any, field: str, value: str) -> bool:
 
 
 class _Sifting:
-    """What has been read so far: facts with the numbers of their records, and what was left out."""
+    """Facts read so far, with the numbers of their records, and the records left out."""
 
     def __init__(self) -> None:
         self.records = 0

@@ -35,10 +35,7 @@ STOPS = (".", "。")
 def entries(record: Record, above: Path = ()) -> Iterator[tuple[Path, Any]]:
     """Yield the fields of a record with their paths; objects are looked into, except those that are a value."""
     for key, value in record.items():
-        path = (
-            *above,
-            *(filter(None, str(key).split("."))),
-        ) or (str(key),)
+        path = (*above, *filter(None, str(key).split("."))) or (str(key),)
         role = role_of(path)
         opens = isinstance(value, Mapping) and normal(str(key)) not in CLOSED and len(path) < DEEPEST
         if role is not None and not (opens and role[0] in SCALARS and not any(name in value for name in TEXT_NAMES)):

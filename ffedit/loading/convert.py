@@ -8,10 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +16,7 @@ import torch
 
 from ffedit.errors import EditError, ModelError, brief
 from ffedit.files.atomic import os_errors, refuse_link, written
+from ffedit.files.fresh_process import run_module
 from ffedit.files.shards import INDEX, SINGLE
 from ffedit.files.tensor_ranges import read_header
 from ffedit.loading.folders import ADAPTER, base_of, pickled_weights
@@ -110,15 +108,9 @@ def _unpickle(folder: Path, files: list[Path], made: Path) -> None:
 
 def _in_own_process(folder: Path, pairs: list[tuple[Path, Path]]) -> None:
     """Write the tensors of each file of pickled weights to another file; a new process reads them."""
-    package = str(Path(__file__).parents[2])
-    paths = os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH"))))
+    question = json.dumps([[str(path.absolute()) for path in pair] for pair in pairs])
     try:
-        process = subprocess.run(
-            [sys.executable, "-m", "ffedit.loading.unpickle"],
-            # Python looks for modules in the working folder first: no file of the current one is to be taken for one.
-            input=json.dumps([[str(path.absolute()) for path in pair] for pair in pairs]), cwd=package,
-            env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True, check=False,
-        )  # fmt: skip
+        process = run_module("ffedit.loading.unpickle", question, {})
     except OSError as error:
         raise EditError(f"the process that reads {folder} could not be started ({brief(error)})") from error
     if process.returncode:
