@@ -11,6 +11,7 @@ chosen on development facts as ffedit's numbers are (docs/results.md); with --to
 one edit. --way published-code runs the published code itself, from a checkout (evaluations/scripts/published_code.py).
 """
 
+import itertools
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,6 +20,7 @@ from typing import Any
 
 import click
 import torch
+from answers import Answers
 from common import keep, sharing
 from one_by_one import (
     RATES,
@@ -54,6 +56,7 @@ WAYS, CODE = ("ffedit", "published", "plain"), "published-code"
 @click.option("--split", help="Of a file with splits.")
 @click.option("--limit", type=int, help="Only the first facts.")
 @click.option("--probed", is_flag=True, help="Only facts of whose subject other facts are asked.")
+@click.option("--known", is_flag=True, help="Only facts whose prompt the model answers with the old object.")
 @click.option("--layer", default="auto", show_default=True, help="Where all write; auto: where ffedit does first.")
 @click.option("--layers", help="Where ffedit writes, if not there alone: 1-3.")
 @click.option("--method", help="Of ffedit; default: its own.")
@@ -74,6 +77,7 @@ def main(
     split: str | None,
     limit: int | None,
     probed: bool,
+    known: bool,
     layer: str,
     layers: str | None,
     method: str | None,
@@ -91,7 +95,10 @@ def main(
     """Edit each fact in each way."""
     if (CODE in ways) != (code is not None):
         raise click.UsageError(f"--way {CODE} and --published-code DIR need each other")
-    editable, facts = ffedit.load(model, dtype=dtype), facts_in(data, split, limit, probed)
+    editable, facts = ffedit.load(model, dtype=dtype), facts_in(data, split, None if known else limit, probed)
+    if known:
+        said = Answers(editable)([(fact.text, fact.previous or "") for fact in facts])
+        facts = list(itertools.compress(facts, said))[:limit]
     config, examiner = set_numbers(EditConfig(), numbers), Examiner(editable)
     text = ffedit.Corpus(corpus) if tokens is None else ffedit.Corpus(corpus, tokens)
 

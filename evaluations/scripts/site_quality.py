@@ -1,7 +1,7 @@
 """Find what tells where an edit is good: a site's effect, reach and leak beside the quality of edits made there.
 
     python evaluations/scripts/site_quality.py run --models DIR --out OUT [--model NAME ...] [--set NAME=VALUE ...]
-    python evaluations/scripts/site_quality.py report --out OUT [--into FILE.md]
+    python evaluations/scripts/site_quality.py report --out OUT [--out OUT ...] [--into FILE.md]
 
 A site is a token and a layer. Development facts of each model of `MODELS` are traced (`ffedit.locate`) and mapped
 (`ffedit.site_map`, which is not given the neighbors that are asked afterwards), then edited at each of some layers at
@@ -18,6 +18,7 @@ gives the quality that taking the best site of a fact by each of these brings. E
 OUT; a second run goes on where the first stopped.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -52,6 +53,7 @@ class Model:
 MODELS = {
     "smollm2": Model("smollm2-counterfact.json", (2, 5, 8, 11, 14, 17), 12, 30),
     "gemma3-270m": Model("gemma-counterfact.json", (1, 3, 4, 6, 8, 10), 8, 18),
+    "qwen2.5-1.5b": Model("qwen-counterfact.json", (3, 5, 7, 9, 12, 16), 15, 28),
 }
 SAMPLES = 10  # corrupted runs of a trace
 MEASURED = ("reach", "reach_least", "leak", "leak_high", "leak_look_alikes")
@@ -73,6 +75,7 @@ def main() -> None:
 @click.option("--model", "chosen", multiple=True, type=click.Choice(list(MODELS)), help="Only these.")
 @click.option("--layer", "layers", type=int, multiple=True, help="Only these, of one model.")
 @click.option("--limit", type=int, help="Another number of facts than the model's own.")
+@click.option("--share", nargs=2, type=int, default=(0, 1), help="I N: of these every N-th, from the I-th on.")
 @click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="Another number of the edits.")
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="Folder of the results.")
 def run(
@@ -80,6 +83,7 @@ def run(
     chosen: tuple[str, ...],
     layers: tuple[int, ...],
     limit: int | None,
+    share: tuple[int, int],
     settings: tuple[str, ...],
     out: Path,
 ) -> None:
@@ -91,7 +95,8 @@ def run(
         editable = ffedit.load(models / "gguf" / f"{name}.gguf")
         about = {"model": name, "layers": model.layers, "samples": SAMPLES, "config": config.to_dict()}
         journal, stats = Journal(out / f"{name}.jsonl", about), ffedit.stats(editable, model.layers)
-        for fact in in_turn(facts_in(DATA_FOLDER / model.facts, "development", probed=True))[: model.limit]:
+        facts = in_turn(facts_in(DATA_FOLDER / model.facts, "development", probed=True))[: model.limit]
+        for fact in facts[share[0] :: share[1]]:
             done = [line for line in journal.lines if line["fact"] == name_of(fact)]
             if not done or len(done) < done[0]["sites"]:
                 edit_at_sites(editable, fact, model.layers, config, stats, journal)
@@ -144,11 +149,12 @@ def edit_at_sites(
 
 
 @main.command()
-@click.option("--out", type=click.Path(exists=True, path_type=Path), required=True, help="Folder of the results.")
+@click.option("--out", "outs", type=click.Path(exists=True, path_type=Path), multiple=True, required=True)
 @click.option("--into", type=click.Path(path_type=Path), help="A Markdown file to write the tables to, too.")
-def report(out: Path, into: Path | None) -> None:
-    """Show how far each number tells where an edit is good."""
-    rows = {name: rows_of(out / f"{name}.jsonl", MODELS[name]) for name in MODELS if (out / f"{name}.jsonl").exists()}
+def report(outs: tuple[Path, ...], into: Path | None) -> None:
+    """Show how far each number tells where an edit is good; --out for each folder of results."""
+    files = {name: [path for out in outs if (path := out / f"{name}.jsonl").exists()] for name in MODELS}
+    rows = {name: [row for path in own for row in rows_of(path, MODELS[name])] for name, own in files.items()}
     rows = {name: own for name, own in rows.items() if own}
     weights = fitted(next(iter(rows.values())))
     text = "\n".join(tables(rows, weights))
@@ -158,9 +164,10 @@ def report(out: Path, into: Path | None) -> None:
 
 
 def rows_of(path: Path, model: Model) -> list[Row]:
-    """Read the sites of one model, with what may tell them apart and with their quality."""
-    rows = []
-    for line in read_journal(path)[1:]:
+    """Read the sites of facts of one model that are done, with what may tell them apart and with their quality."""
+    rows, lines = [], read_journal(path)[1:]
+    done = Counter(line["fact"] for line in lines)
+    for line in (line for line in lines if done[line["fact"]] == line["sites"]):
         rates = [line["after"][name] for name in FOUR if line["after"][name] is not None]
         leak = max(line["leak_look_alikes"], 1e-3)
         known = {
