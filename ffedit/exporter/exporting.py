@@ -32,7 +32,14 @@ from ffedit.files.atomic import check_free, make_file, make_folder, written
 from ffedit.files.placing import Placing, named_errors, together
 from ffedit.files.shards import gguf_parts
 from ffedit.files.tensor_ranges import Matrix, contents
-from ffedit.loading.load import cached_folder, decoder_classes, local_folder, quantisation, written_config
+from ffedit.loading.load import (
+    cached_folder,
+    decoder_classes,
+    local_folder,
+    quantisation,
+    whole_folder,
+    written_config,
+)
 from ffedit.model.editable import Editable
 from ffedit.model.memory import Address, identity
 from ffedit.notebook import Displayed
@@ -336,7 +343,7 @@ def find_base(model: Editable | str | Path, edit: Edit, revision: str | None = N
     """Find the base on disk and check that the edit was computed on it, and is not in it already."""
     if isinstance(model, Editable):
         edit.check(model)
-        folder = cached_folder(model)
+        folder = whole_folder(model)
         if folder is not None and not _holds(folder, model):
             folder = None
         if "matrices" not in edit.provenance:

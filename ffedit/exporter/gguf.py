@@ -71,7 +71,7 @@ def source_file(name: str, folder: Path | None) -> Path:
         raise EditError(
             f"{name}: was not loaded from a GGUF file, and one is made from nothing else; give --model FILE.gguf"
         )
-    if folder is None or converted(name, file) != folder:
+    if folder is None or converted(name, file, weights=False) != folder:
         raise EditError(
             f"{name}: its weights in memory are not those of {file} (edited, or the file changed); load it anew"
         )

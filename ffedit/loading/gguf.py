@@ -1,8 +1,11 @@
-"""Conversion of GGUF files to ordinary checkpoints, once; the result is kept in the cache.
+"""Reading of GGUF files, and conversion to ordinary checkpoints.
 
-transformers reads the file and unpacks its blocks to float32; the result is saved as a folder that everything else
-here treats as any other. The folder is named by a hash of the file's content, which is stored with the file's size and
-times: a file is hashed again only when these change, and converted again only when its content did.
+transformers reads config and tokenizer, which takes a while; they are kept in the cache, in a folder that everything
+else here treats as a checkpoint's. The weights stay in the file: each time that a model is loaded its blocks are
+unpacked to float32, so that they are on the disk once. What needs a checkpoint's weights as files (an export, a model
+that is spread over devices) has them converted, into the same folder. It is named by a hash of the file's content,
+which is stored with the file's size and times: a file is hashed again only when these change, and read again only when
+its content did.
 """
 
 from __future__ import annotations
@@ -13,10 +16,13 @@ import importlib.util
 import json
 import os
 import shutil
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from copy import copy
 from functools import lru_cache
+from itertools import islice
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -41,34 +47,82 @@ UNREAD = ("rope_freqs.weight",)  # tensors that transformers leaves out
 VERSIONS = (2, 3)
 SLACK = 1 << 26  # weights that a config may declare beyond twice those that there are
 BLOCK = 1 << 24
+AHEAD = 2  # tensors that are unpacked while another is put into the model
+WEIGHTS = "*.safetensors"
 
 
-def converted(name: str, file: Path, progress: Progress = silent) -> Path:
-    """Return the folder of a GGUF file's content, as float32; converted where it is not in the cache.
+def converted(name: str, file: Path, progress: Progress = silent, weights: bool = True) -> Path:
+    """Return the folder of a GGUF file's content; what it is asked for is made where it is not in the cache.
 
-    `name` is the model's name in messages.
+    Args:
+        name: the model's, in messages.
+        file: the GGUF file, the first of several parts.
+        progress: called after each tensor that is converted.
+        weights: also the weights, as float32; config and tokenizer alone otherwise, and `read_weights` has the rest.
 
     Raises:
         ModelError: the file cannot be read, is damaged, or holds no decoder that transformers can read; or `gguf` is
             not installed.
         EditError: the cache cannot be written.
     """
-    remembered = cache.path("gguf", hashlib.sha256(str(file.absolute()).encode()).hexdigest()[:24], ".json")
+    about = _known(name, file)
+    folder = _folder(about)
+    if not _is_whole(folder, weights):
+        with claimed(folder.parent, wait=True):
+            if not _is_whole(folder, weights):  # another process may have made it meanwhile
+                _convert(name, file, about, folder, weights, progress)
+    remembered = _remembered(file)
+    if _content(remembered) != about:
+        cache.write(remembered, lambda temporary: _write(temporary, about))
+    return folder
+
+
+def read_weights(name: str, file: Path, folder: Path, dtype: torch.dtype, progress: Progress = silent) -> Any:
+    """Return the model of a GGUF file whose config and tokenizer are in `folder`, its weights unpacked into memory.
+
+    A file whose weights cannot be read is not kept in the cache at all. Errors are those of `converted`.
+    """
+    try:
+        reader = _checked(name, file)
+        with readable(f"{name}: config.json cannot be read"):
+            config = AutoConfig.from_pretrained(folder)
+        progress("unpacking", 0, len(reader.tensors))
+        model = _model(name, file, reader, folder, config, dtype, progress)
+        if _folder(_known(name, file)) != folder:
+            raise _changed(name, file)
+    except ModelError:
+        with claimed(folder.parent, wait=True):
+            shutil.rmtree(folder, ignore_errors=True)
+        cache.forget(_remembered(file))
+        raise
+    model.name_or_path = model.config.name_or_path = str(folder)
+    return model
+
+
+def _known(name: str, file: Path) -> dict[str, Any]:
+    """Return what is known of a file's content, hashed anew if it may have changed."""
     try:
         mark = _mark(file)
-        about = _content(remembered)
+        about = _content(_remembered(file))
         if about.get("mark") != mark:
             about = {"file": str(file.absolute()), "mark": mark, "sha256": _hash(file)}
     except OSError as error:
         raise ModelError(f"{name}: {file} cannot be read ({error.strerror or error})") from error
-    folder = cache.path("gguf", about["sha256"][:24], "")
-    if not _is_whole(folder):
-        with claimed(folder.parent, wait=True):
-            if not _is_whole(folder):  # another process may have made it meanwhile
-                _convert(name, file, about, folder, progress)
-    if _content(remembered) != about:
-        cache.write(remembered, lambda temporary: _write(temporary, about))
-    return folder
+    return about
+
+
+def _remembered(file: Path) -> Path:
+    """Return the path of what is known of a file's content."""
+    return cache.path("gguf", hashlib.sha256(str(file.absolute()).encode()).hexdigest()[:24], ".json")
+
+
+def _folder(about: Mapping[str, Any]) -> Path:
+    """Return the folder of a content."""
+    return cache.path("gguf", about["sha256"][:24], "")
+
+
+def _changed(name: str, file: Path) -> ModelError:
+    return ModelError(f"{name}: {file} changed while it was read; try again")
 
 
 def source_of(name: str, folder: Path) -> dict[str, Any] | None:
@@ -94,9 +148,14 @@ def _origin(name: str, file: Path) -> dict[str, Any]:
     return {"file": file.name, "package": package}
 
 
-def _is_whole(folder: Path) -> bool:
-    """Return True if a converted model is in the cache, and undamaged."""
-    if not (folder / CHECKSUMS).is_file():
+def has_weights(folder: Path) -> bool:
+    """Return True if the weights of a GGUF file were converted, too, into the folder of its content."""
+    return any(folder.glob(WEIGHTS))
+
+
+def _is_whole(folder: Path, weights: bool) -> bool:
+    """Return True if a file's config and tokenizer, and its `weights` if asked for, are in the cache, and undamaged."""
+    if not (folder / CHECKSUMS).is_file() or (weights and not has_weights(folder)):
         return False
     files = {folder / name: checksum for name, checksum in _content(folder / CHECKSUMS).items()}
     try:
@@ -139,15 +198,16 @@ def _hash(file: Path) -> str:
     return digest.hexdigest()
 
 
-def _convert(name: str, file: Path, known: dict[str, Any], folder: Path, progress: Progress) -> None:
-    """Write the content of a GGUF file as a checkpoint in `folder`, whole or not at all."""
+def _convert(name: str, file: Path, known: dict[str, Any], folder: Path, weights: bool, progress: Progress) -> None:
+    """Write the content of a GGUF file as a checkpoint in `folder`, whole or not at all; with its weights if asked."""
     if importlib.util.find_spec("gguf") is None:
         raise ModelError(
             f"{name}: GGUF files are read with the package gguf; pip install 'ffedit[gguf]', or gguf alone"
         )
     reader = _checked(name, file)
     progress("converting", 0, 1)
-    model, tokenizer = read(name, file, reader, folder, progress)
+    config, tokenizer = _config_and_tokenizer(name, file, reader, folder)
+    model = _model(name, file, reader, folder, config, torch.float32, progress) if weights else None
     about = {
         **_origin(name, file),
         "sha256": known["sha256"],
@@ -156,14 +216,14 @@ def _convert(name: str, file: Path, known: dict[str, Any], folder: Path, progres
         "license": entry(reader, "general.license"),
         "converted": f"transformers {transformers.__version__}, gguf {importlib.metadata.version('gguf')}",
     }
-    with written(folder, force=True) as made, _without_bars():
+    with written(folder, force=True) as made, _quiet():
         with os_errors():
-            model.save_pretrained(made)
+            (config if model is None else model).save_pretrained(made)
             tokenizer.save_pretrained(made)
         _write(made / SOURCE, about)
         _write(made / CHECKSUMS, {path.name: file_checksum(path) for path in sorted(made.iterdir())})
         if _mark(file) != known["mark"]:
-            raise ModelError(f"{name}: {file} changed while it was read; try again")
+            raise _changed(name, file)
 
 
 def _checked(name: str, file: Path) -> Any:
@@ -269,6 +329,65 @@ def read(name: str, file: Path, reader: Any, near: Path, progress: Progress) -> 
 
     A temporary folder is made beside the path `near`.
     """
+    config, tokenizer = _config_and_tokenizer(name, file, reader, near)
+    return _model(name, file, reader, near, config, torch.float32, progress), tokenizer
+
+
+def _config_and_tokenizer(name: str, file: Path, reader: Any, near: Path) -> tuple[Any, Any]:
+    """Read a GGUF file's config, that of a model which was never quantised, and its tokenizer."""
+    version = f"transformers {transformers.__version__}"
+    config: Any
+    with _alone(file, reader, near) as folder:
+        advice = "; give the model as a Hugging Face folder"
+        with readable(f"{name}: {version} does not read {_architecture(reader)} from a GGUF file", advice):
+            config = AutoConfig.from_pretrained(folder, gguf_file="model.gguf")
+        if config.is_encoder_decoder:
+            raise ModelError(f"{name}: {config.model_type} is an encoder with a decoder; a causal decoder is needed")
+        held = sum(int(tensor.n_elements) for tensor in reader.tensors)
+        config.architectures = [check_declared(name, AutoModelForCausalLM, config, held, len(reader.tensors), "file")]
+        with readable(f"{name}: the tokenizer cannot be read"):
+            tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file="model.gguf")
+    config.dtype = torch.float32
+    return config, tokenizer
+
+
+def _model(name: str, file: Path, reader: Any, near: Path, config: Any, dtype: torch.dtype, progress: Progress) -> Any:
+    """Unpack the weights of a GGUF file into a model."""
+    options: dict[str, Any] = {}
+    if hasattr(transformers, "GgufConfig"):  # versions that have it unpack only when asked to
+        options["quantization_config"] = transformers.GgufConfig(dequantize=True)
+    loaded: Any
+    lean = _without_vocabulary(reader)
+    with (
+        _alone(file, lean, near) as folder,
+        _steps(progress),
+        _unpacked_ahead(name, reader),
+        readable(f"{name}: the weights cannot be read"),
+    ):
+        loaded = AutoModelForCausalLM.from_pretrained(
+            folder,
+            gguf_file="model.gguf",
+            config=config,
+            dtype=dtype,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+            **options,
+        )
+    model, info = loaded
+    check_loaded(name, info, "file", "transformers knows no other name for it in GGUF")
+    _check_weights(name, reader, model)
+    if hasattr(model.config, "quantization_config"):  # with it, transformers would refuse to save plain weights
+        del model.config.quantization_config
+    model.hf_quantizer, model.is_quantized = None, False
+    return model
+
+
+@contextmanager
+def _alone(file: Path, reader: Any, near: Path) -> Iterator[Path]:
+    """Make a folder that holds a GGUF file alone: transformers would use a tokenizer that lies beside it.
+
+    In the block transformers' reader of the file is `reader`.
+    """
     import gguf
 
     # transformers would parse the file for each part of a model, and name the tensors anew for each module.
@@ -276,48 +395,52 @@ def read(name: str, file: Path, reader: Any, near: Path, progress: Progress) -> 
         "GGUFReader": lambda *_, **__: reader,
         "get_tensor_name_map": lru_cache(1)(gguf.get_tensor_name_map),
     }
-    version = f"transformers {transformers.__version__}"
-    config: Any
-    loaded: Any
-    # Alone in a folder: transformers would use a tokenizer that lies beside the file.
-    with beside(near) as folder, patch.multiple(gguf, **once), _steps(progress):
+    with beside(near) as folder, patch.multiple(gguf, **once), _quiet():
         try:
             os.symlink(file.absolute(), folder / "model.gguf")
         except OSError:  # Windows, without the permission for links
             shutil.copyfile(file, folder / "model.gguf")
-        advice = "; give the model as a Hugging Face folder"
-        with readable(f"{name}: {version} does not read {_architecture(reader)} from a GGUF file", advice):
-            config = AutoConfig.from_pretrained(folder, gguf_file="model.gguf")
-        if config.is_encoder_decoder:
-            raise ModelError(f"{name}: {config.model_type} is an encoder with a decoder; a causal decoder is needed")
-        held = sum(int(tensor.n_elements) for tensor in reader.tensors)
-        check_declared(name, AutoModelForCausalLM, config, held, len(reader.tensors), "file")
-        with readable(f"{name}: the tokenizer cannot be read"):
-            tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file="model.gguf")
-        options: dict[str, Any] = {}
-        if hasattr(transformers, "GgufConfig"):  # versions that have it unpack only when asked to
-            options["quantization_config"] = transformers.GgufConfig(dequantize=True)
-        with readable(f"{name}: the weights cannot be read"):
-            loaded = AutoModelForCausalLM.from_pretrained(
-                folder,
-                gguf_file="model.gguf",
-                config=config,
-                dtype=torch.float32,
-                output_loading_info=True,
-                ignore_mismatched_sizes=True,
-                **options,
-            )
-    model, info = loaded
-    check_loaded(name, info, "file", "transformers knows no other name for it in GGUF")
-    _check_weights(name, reader, model)
-    if hasattr(model.config, "quantization_config"):  # with it, transformers would refuse to save plain weights
-        del model.config.quantization_config
-    model.hf_quantizer, model.is_quantized = None, False
-    return model, tokenizer
+        yield folder
 
 
-def check_declared(name: str, auto: Any, config: Any, held: int, tensors: int, source: str) -> None:
-    """Refuse a config that declares far more weights than its `source` holds, before memory is taken for them.
+def _without_vocabulary(reader: Any) -> Any:
+    """Return a reader without the lists of a tokenizer, each of whose entries transformers would read one by one."""
+    lean = copy(reader)
+    lean.fields = {name: field for name, field in reader.fields.items() if not name.startswith("tokenizer.")}
+    return lean
+
+
+@contextmanager
+def _unpacked_ahead(name: str, reader: Any) -> Iterator[None]:
+    """In the block transformers gets tensors that threads have unpacked meanwhile, in the order of the file."""
+    import gguf
+
+    dequantize = gguf.dequantize
+
+    def unpack(data: Any, kind: Any) -> Any:
+        weights = dequantize(data, kind)
+        if not np.isfinite(weights).all():
+            raise ModelError(f"{name}: damaged: some of its weights are NaN or infinite; fetch it anew")
+        return weights
+
+    with ThreadPoolExecutor(AHEAD) as threads:
+        waiting, coming = iter(reader.tensors), deque[tuple[Any, Future[Any]]]()
+
+        def next_of(data: Any, kind: Any) -> Any:
+            for tensor in islice(waiting, AHEAD + 1 - len(coming)):
+                coming.append((tensor.data, threads.submit(unpack, tensor.data, tensor.tensor_type)))
+            if coming and coming[0][0] is data:
+                return coming.popleft()[1].result()
+            return unpack(data, kind)  # another order than the file's
+
+        with patch.object(gguf, "dequantize", next_of):
+            yield
+
+
+def check_declared(name: str, auto: Any, config: Any, held: int, tensors: int, source: str) -> str:
+    """Return the name of the config's class of model.
+
+    One that declares far more weights than its `source` holds is refused, before memory is taken for them.
 
     Where it lacks a few, `check_loaded` says which. The model is made without memory (on "meta"), which still takes
     time for each layer: there are no more layers than tensors.
@@ -332,6 +455,7 @@ def check_declared(name: str, auto: Any, config: Any, held: int, tensors: int, s
         raise ModelError(
             f"{name}: its config declares {declared:,} weights, and the {source} holds {held:,}; fetch it anew"
         )
+    return type(model).__name__
 
 
 def check_loaded(name: str, info: Mapping[str, Any], source: str, expected: str) -> None:
@@ -343,7 +467,7 @@ def check_loaded(name: str, info: Mapping[str, Any], source: str, expected: str)
 
 
 def _check_weights(name: str, reader: Any, model: Any) -> None:
-    """Check that each number of the file is in the model (transformers leaves some out silently), and finite."""
+    """Check that each number of the file is in the model; transformers leaves some out silently."""
     tensors = {weight.data_ptr(): weight for weight in model.state_dict().values()}.values()
     tied = model.config.tie_word_embeddings  # then some files hold the embedding twice
     left_out = {*UNREAD, "output.weight"} if tied else set(UNREAD)
@@ -354,8 +478,6 @@ def _check_weights(name: str, reader: Any, model: Any) -> None:
             f"{name}: transformers makes a model of {read:,} weights of {_architecture(reader)}, and the file holds "
             f"{held:,}; give the model as a Hugging Face folder"
         )
-    if not all(torch.isfinite(weight).all() for weight in tensors):
-        raise ModelError(f"{name}: damaged: some of its weights are NaN or infinite; fetch it anew")
 
 
 @contextmanager
@@ -375,21 +497,24 @@ def _steps(progress: Progress) -> Iterator[None]:
 
     def each(tensors: list[Any], *_: Any, **__: Any) -> Iterator[Any]:
         for done, tensor in enumerate(tensors):
-            progress("converting", done, len(tensors))
+            progress("unpacking", done, len(tensors))
             yield tensor
-        progress("converting", len(tensors), len(tensors))
+        progress("unpacking", len(tensors), len(tensors))
 
-    with patch("transformers.modeling_gguf_pytorch_utils.tqdm", each, create=True), _without_bars():
+    with patch("transformers.modeling_gguf_pytorch_utils.tqdm", each, create=True):
         yield
 
 
 @contextmanager
-def _without_bars() -> Iterator[None]:
-    """Disable transformers' progress bars."""
-    drawn = transformers.utils.logging.is_progress_bar_enabled()
-    transformers.utils.logging.disable_progress_bar()
+def _quiet() -> Iterator[None]:
+    """Disable transformers' progress bars and warnings; it warns of a vocabulary that it was not given."""
+    logging = transformers.utils.logging
+    drawn, said = logging.is_progress_bar_enabled(), logging.get_verbosity()
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
     try:
         yield
     finally:
+        logging.set_verbosity(said)
         if drawn:
-            transformers.utils.logging.enable_progress_bar()
+            logging.enable_progress_bar()

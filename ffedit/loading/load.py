@@ -1,8 +1,8 @@
 """Loading of models by name.
 
-Loading takes a hub id, a folder, a GGUF file or a ready pair, reads safetensors only (GGUF is converted once,
-`loading.gguf`), and runs no remote code unless asked. A model is loaded on one device, on all that there are, or on all
-of them with offloading of the rest to CPU memory or the disk (`model.storage`).
+Loading takes a hub id, a folder, a GGUF file or a ready pair, reads safetensors and GGUF only (`loading.gguf`), and
+runs no remote code unless asked. A model is loaded on one device, on all that there are, or on all of them with
+offloading of the rest to CPU memory or the disk (`model.storage`).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from ffedit.errors import EditError, ModelError
 from ffedit.files.shards import INDEX, SINGLE
 from ffedit.files.tensor_ranges import FLOATS, contents
 from ffedit.loading.distributed import own_device
-from ffedit.loading.gguf import check_declared, check_loaded, converted, readable, source_of
+from ffedit.loading.gguf import check_declared, check_loaded, converted, has_weights, read_weights, readable, source_of
 from ffedit.loading.names import EMBEDDED, NAMED, gguf_file, is_local
 from ffedit.loading.verify import find_and_verify, find_stacks
 from ffedit.model.editable import Editable, Stack
@@ -77,7 +77,8 @@ def load_model(
         if checkpoint.config.is_encoder_decoder:
             kind = checkpoint.config.model_type
             raise ModelError(f"{name}: {kind} is an encoder with a decoder; a causal decoder is needed")
-        model, tokenizer, saved = _read(checkpoint, decoder_classes(checkpoint.config), "causal", dtype, spread)
+        classes = decoder_classes(checkpoint.config)
+        model, tokenizer, saved = _read(checkpoint, classes, "causal", dtype, spread, progress)
         editable = find_and_verify(model, tokenizer, name, value_matrix, saved)
         if not any(memory.quantised for memory in editable.memories.values()):
             editable.unpacked = quantisation(checkpoint.config)
@@ -121,7 +122,7 @@ def load_stacks(
         everything = (device, dtype, revision, trust_remote_code, value_matrix, device_map, offload_folder, max_memory)
         return [load_model(name_or_path, *everything, progress=progress)]
     auto, kind = auto_class
-    model, tokenizer, _ = _read(checkpoint, (auto,), kind, dtype, spread)
+    model, tokenizer, _ = _read(checkpoint, (auto,), kind, dtype, spread, progress)
     return find_stacks(model, tokenizer, checkpoint.name, value_matrix)
 
 
@@ -210,9 +211,9 @@ class Opened(NamedTuple):
 def opened(
     name: str, revision: str | None = None, trust_remote_code: bool = False, progress: Progress = silent
 ) -> Opened:
-    """Find a checkpoint and read its config; convert a GGUF file that was not converted yet."""
+    """Find a checkpoint and read its config; of a GGUF file, this and the tokenizer are then in a folder."""
     _check_revision(name, revision)
-    path = path_of(name, progress)
+    path = path_of(name, progress, weights=False)
     common = {"revision": revision, "trust_remote_code": trust_remote_code, "local_files_only": is_local(path, name)}
     with readable(f"{name}: config.json cannot be read"):
         return Opened(name, path, AutoConfig.from_pretrained(path, **common), common)
@@ -226,16 +227,19 @@ def _check_revision(name: str, revision: str | None) -> None:
         )
 
 
-def path_of(name: str, progress: Progress = silent) -> str:
-    """Return the folder that a name refers to, or that a GGUF file's content is in; the name itself of a hub id."""
+def path_of(name: str, progress: Progress = silent, weights: bool = True) -> str:
+    """Return the folder that a name refers to, or that a GGUF file's content is in; the name itself of a hub id.
+
+    Without `weights` those of a GGUF file need not be in it.
+    """
     if name in EMBEDDED:
         return str(EMBEDDED[name])
     file = gguf_file(name)
-    return name if file is None else str(converted(name, file, progress))
+    return name if file is None else str(converted(name, file, progress, weights))
 
 
 def _read(
-    opened: Opened, classes: Sequence[Any], kind: str, dtype: str, spread: Mapping[str, Any]
+    opened: Opened, classes: Sequence[Any], kind: str, dtype: str, spread: Mapping[str, Any], progress: Progress
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, torch.dtype]:
     """Return a checkpoint's model, its tokenizer, and the dtype it was saved in (of a quantised one: computes in)."""
     name, path, config, common = opened
@@ -248,6 +252,12 @@ def _read(
         what, advice = f"{name}: the model, quantised ({quantised}),", QUANTISE_LATER
     if dtype == "float16" and spread["device_map"] is None and not quantised:
         dtype = "float32"  # the dtype in which a CPU computes it, without rounding in between
+    file = None if name in EMBEDDED else gguf_file(name)
+    if file is not None and not has_weights(Path(path)):
+        if spread["device_map"] is None:
+            model = read_weights(name, file, Path(path), DTYPES.get(dtype, torch.float32), progress)
+            return model.eval().requires_grad_(False), tokenizer, torch.float32
+        path_of(name, progress)  # accelerate spreads a model from its files
     known = any((Path(path) / file).is_file() for file in (SINGLE, INDEX))  # transformers knows other names of files
     if not quantised and "auto_map" not in vars(config) and known:
         try:
@@ -342,6 +352,15 @@ def cached_folder(editable: Editable) -> Path | None:
     if not source or source != str(editable.tokenizer.name_or_path):
         return None
     return _folder_of(source, editable.model)
+
+
+def whole_folder(editable: Editable) -> Path | None:
+    """Return `cached_folder` with the model's weights in it: those of a GGUF file are converted, if need be."""
+    folder = cached_folder(editable)
+    if folder is not None and editable.source is not None and not has_weights(folder):
+        file = gguf_file(editable.name)
+        folder = None if file is None else converted(editable.name, file)
+    return folder
 
 
 def _folder_of(source: str, model: PreTrainedModel) -> Path | None:

@@ -1,4 +1,4 @@
-"""A GGUF file is a model like any other: converted once, the same numbers, and each bad file is one line."""
+"""A GGUF file is a model like any other: read as it is, the same numbers, and each bad file is one line."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ import ffedit
 from ffedit import EditError, ModelError
 from ffedit.files import cache
 from ffedit.files.placing import claimed
-from ffedit.loading import gguf as gguf_files
+from ffedit.loading import gguf as gguf_files, load
+from ffedit.loading.load import cached_folder, local_folder
+from ffedit.model.fingerprint import fingerprint
 
 
 @pytest.fixture(scope="session")
@@ -135,12 +137,34 @@ def test_an_edit_is_exported_by_the_name_of_its_base_and_undone(
     assert "converted from tiny.gguf" in (tmp_path / "back" / "README.md").read_text()
 
 
-def test_the_cache_lists_and_clears_what_was_converted(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    ffedit.load(file)
+def test_the_weights_stay_in_the_file_until_a_checkpoint_is_asked_for(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    light = ffedit.load(file)
     _, folder = sorted(cache.entries(), key=Path.is_dir)
-    assert cache.sizes()[folder] == sum(path.stat().st_size for path in folder.iterdir()) > 100_000
-    assert cache.clear() > 100_000 and cache.entries() == [] and not list(cache.folder().rglob("*.*"))
-    assert ffedit.load(file).source is not None
+    weights = sum(weight.numel() * weight.element_size() for weight in light.model.parameters())
+    assert cache.sizes()[folder] == sum(path.stat().st_size for path in folder.iterdir()) < weights / 2
+    assert local_folder(file) == folder and cache.sizes()[folder] > weights
+    monkeypatch.setattr(load, "read_weights", None)  # from now on they are read from the checkpoint
+    whole = ffedit.load(file)
+    assert fingerprint(whole) == fingerprint(light) and whole.source == light.source
+    assert whole.model.config.to_dict() == light.model.config.to_dict()
+    assert all(torch.equal(weight, whole.model.state_dict()[name]) for name, weight in light.model.state_dict().items())
+    assert cache.clear() > weights and cache.entries() == [] and not list(cache.folder().rglob("*.*"))
+
+
+def test_a_model_that_is_spread_over_devices_has_its_weights_converted(file: Path) -> None:
+    spread = ffedit.load(file, device_map="auto", max_memory={"cpu": "1GB"})
+    folder = cached_folder(spread)
+    assert folder is not None and gguf_files.has_weights(folder)
+    assert fingerprint(spread) == fingerprint(ffedit.load(file))
+
+
+def test_other_precisions_are_unpacked_as_well(file: Path) -> None:
+    editable = ffedit.load(file, dtype="bfloat16")
+    assert editable.model.dtype == torch.bfloat16 and editable.memories[0].saved_dtype == torch.float32
+    exact = ffedit.load(file).model.state_dict()
+    assert all(torch.equal(w, exact[name].bfloat16()) for name, w in editable.model.state_dict().items())
 
 
 # What is kept ------------------------------------------------------------------------------------------------------
@@ -150,10 +174,10 @@ def test_what_is_interrupted_leaves_nothing(file: Path, monkeypatch: pytest.Monk
     def interrupted(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    for place in ("read", "_mark"):  # before and after the weights are written
+    for place in ("_config_and_tokenizer", "_mark"):  # before and after they are written
         with monkeypatch.context() as patched:
             calls = iter([gguf_files._mark(file)])
-            stopped = interrupted if place == "read" else lambda _, calls=calls: next(calls, None) or interrupted()
+            stopped = interrupted if place != "_mark" else lambda _, calls=calls: next(calls, None) or interrupted()
             patched.setattr(gguf_files, place, stopped)
             with pytest.raises(KeyboardInterrupt):
                 ffedit.load(file)
