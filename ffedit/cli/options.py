@@ -13,7 +13,7 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from time import perf_counter
@@ -434,10 +434,18 @@ class Surface:
         if self._status is not None:
             self._status.stop()
 
-    def progress(self) -> AbstractContextManager[Progress]:
-        """Show progress bars until the block ends."""
+    @contextmanager
+    def progress(self) -> Iterator[Progress]:
+        """Show progress bars until the block ends; where ffedit logs, log what each stage took, too."""
         self._stop()
-        return progress_bars(self.quiet)
+        with progress_bars(self.quiet) as progress:
+            if not logging.getLogger("ffedit").isEnabledFor(logging.INFO):
+                yield progress
+                return
+            from ffedit.cli.stages import timed_stages
+
+            with timed_stages(progress) as timed:
+                yield timed
 
     def write_json(self, result: dict[str, Any]) -> None:
         """Write the result to the file of `--json`, or to standard output for `-`. Raises EditError if it cannot."""

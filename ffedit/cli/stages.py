@@ -1,0 +1,86 @@
+"""Seconds of each stage of a command, its products, and what share of the machine's own speed that is.
+
+A stage is what a progress callback names. The time up to a call belongs to the stage that the call reports on; up to
+the call that opens a stage (nothing done yet) it belongs to none, and is told as "between". The arithmetic is that of
+matrix products and attention, as torch counts it: what solves an equation (Cholesky) is not in it. The ceiling is the
+fastest of a few products of square float32 matrices on the model's kind of device, measured where a share is told.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
+
+from ffedit.progress import Progress
+
+logger = logging.getLogger(__name__)
+
+SIDE, ROUNDS = 1536, 8  # of the matrices whose products are the ceiling: 7 GFLOP each
+SHORT = 0.5  # seconds; of a shorter stage no share is told
+
+
+class Products(TorchDispatchMode):
+    """Counts the floating-point operations of the products within a block, two for each multiply and add."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.operations = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an operation, and count it."""
+        result = func(*args, **(kwargs or {}))
+        count = flop_registry.get(func._overloadpacket)
+        if count is not None:
+            self.operations += count(*args, **(kwargs or {}), out_val=result)
+        return result
+
+
+@contextmanager
+def timed_stages(progress: Progress) -> Iterator[Progress]:
+    """Pass calls on to `progress`, and log each stage's figures when the block ends."""
+    seconds, operations = defaultdict[str, float](float), defaultdict[str, int](int)
+    last, counted = time.perf_counter(), 0
+
+    def take(stage: str) -> None:
+        nonlocal last, counted
+        now = time.perf_counter()
+        seconds[stage] += now - last
+        operations[stage] += products.operations - counted
+        last, counted = now, products.operations
+
+    def called(stage: str, done: int, total: int) -> None:
+        take(stage.partition(":")[0] if done else "between")
+        progress(stage, done, total)
+
+    with Products() as products:
+        yield called
+        take("between")
+    ceiling = fastest_products() if any(operations.values()) else 0.0
+    for stage, spent in seconds.items():
+        words = f"{spent:.1f} s"
+        if operations[stage] and spent >= SHORT:
+            speed = operations[stage] / spent
+            words += (
+                f", {operations[stage] / 1e12:.2f} TFLOP at {100 * speed / ceiling:.0f} % of {ceiling / 1e12:.2f}/s"
+            )
+        logger.info("%s: %s", stage, words)
+
+
+def fastest_products() -> float:
+    """Return the operations per second of the fastest of a few float32 products on the CPU, or the accelerator."""
+    device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else torch.device("cpu")
+    a = torch.ones(SIDE, SIDE, device=device)
+    best = float("inf")
+    for _ in range(ROUNDS):
+        started = time.perf_counter()
+        float((a @ a)[0, 0])  # waits for the device
+        best = min(best, time.perf_counter() - started)
+    return 2 * SIDE**3 / best
