@@ -26,7 +26,7 @@ import ffedit
 from ffedit.algebra.key_moments import KeyMoments
 from ffedit.algebra.low_rank import LowRank
 from ffedit.editor.job import Problem
-from ffedit.editor.key import LayerKeys, build_prompts, read_keys, zero_moment
+from ffedit.editor.key import LayerKeys, build_prompts, read_keys
 from ffedit.editor.methods import METHODS, config_from_dict
 from ffedit.editor.name_keys import name_moments
 from ffedit.evaluator import Evaluation, FactScores, mean_scores
@@ -53,16 +53,16 @@ def solutions(
     assert [group[0].subject for group in groups] == values.subjects(at)
     read = read_keys(editable, ff, build_prompts(editable, groups, config))
     of_names = name_moments(editable, [ff], values.subjects(at), config.key)
-    names = of_names[at.layer].moment if of_names else None
+    names = of_names.get(at.layer)
     ends = list(accumulate(len(group) for group in groups))
     for count in counts:
         n = min(bisect_left(ends, count) + 1, len(groups))
         K, V = keys[:, :n].double(), values.values[at][:, :n].double()
         own = LayerKeys(read.K[:, :n], read.streams[:, :n], read.same[:n], read.shares[:n])
-        context = own.add_context_moment(zero_moment(ff), config.key.context_weight)
+        spread = own.context_spread(config.key.context_weight)
         for method in METHODS_COMPARED:
             counted = names if METHODS[method].names else None
-            problem = Problem(ff.matrix, K, V, [stats[at]], context, K[:, :0], config, counted)
+            problem = Problem(ff.matrix, K, V, [stats[at]], spread, K[:, :0], config, counted)
             delta = METHODS[method].solve(problem)
             yield ends[n - 1], method, {at: delta}, delta.norm() / float(ff.matrix.norm())
 

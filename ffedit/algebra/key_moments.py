@@ -120,6 +120,7 @@ class KeyMoments:
     reached: int | None = None
     left_out: int = 0
     sinks: int = 0
+    factors: dict[Any, Tensor] = field(default_factory=dict, init=False, repr=False)  # of metrics that begin with C
     _unused: dict[float, Tensor] = field(default_factory=dict, init=False, repr=False)
 
     @property
@@ -181,7 +182,9 @@ class KeyMoments:
         tensors = {"sum": self.sum.cpu().contiguous()}
         if self.probes is not None:
             tensors["probes"] = self.probes.contiguous()
-        about = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("sum", "probes", "_unused")}
+        about = {
+            f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("sum", "probes", "factors", "_unused")
+        }
         save_file(tensors, path, metadata={"moments": json.dumps(about), **UNSEALED})
         seal(path)
 

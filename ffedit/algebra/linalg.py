@@ -46,7 +46,29 @@ class Blocks:
         return torch.cat([block @ piece for block, piece in zip(self.blocks, pieces, strict=True)])
 
 
+@dataclass(frozen=True, eq=False)
+class Updated:
+    """Symmetric matrix L Lᵀ + Σ_i s_i r_i r_iᵀ: one that is factored already, and a correction of low rank."""
+
+    lower: Tensor  # L, Cholesky factor, [d, d], float64
+    rows: Tensor  # r_i, [p, d], float64
+    signs: Tensor  # s_i, 1 or −1, [p], float64
+
+    def __matmul__(self, columns: Tensor) -> Tensor:
+        """Return the product with `columns` [d, n]."""
+        correction = self.rows.T @ (self.signs[:, None] * (self.rows @ columns))
+        return self.lower @ (self.lower.T @ columns) + correction
+
+    def solve(self, columns: Tensor) -> Tensor:
+        """Return the inverse times `columns` [d, n], by Woodbury's identity: nothing of size d is factored."""
+        Y, Z = _solve(self.lower, torch.cat([columns, self.rows.T], 1)).split([columns.shape[1], len(self.rows)], 1)
+        small = torch.diag(self.signs) + self.rows @ Z  # 1 / s = s
+        solution: Tensor = Y - Z @ torch.linalg.solve(small, self.rows @ Y)
+        return solution
+
+
 Moment: TypeAlias = Tensor | Blocks
+Metric: TypeAlias = Moment | Updated
 
 
 def blocks_of(matrix: Moment) -> tuple[Tensor, ...]:
@@ -80,7 +102,7 @@ def has_float64(device: torch.device) -> bool:
     return True
 
 
-def whiten(k: Tensor, C: Moment) -> Tensor:
+def whiten(k: Tensor, C: Metric) -> Tensor:
     """Return C⁻¹ k by a Cholesky factorisation, never by an inverse; of `Blocks`, block by block.
 
     Args:
@@ -90,12 +112,14 @@ def whiten(k: Tensor, C: Moment) -> Tensor:
     Raises:
         EditError: C is not positive definite.
     """
+    if isinstance(C, Updated):
+        return C.solve(double(k).reshape(k.shape[0], -1)).reshape(k.shape)
     columns = split(double(k).reshape(k.shape[0], -1).T, C)
-    whitened = [_solve(_factor(double(B)), c.T) for c, B in zip(columns, blocks_of(C), strict=True)]
+    whitened = [_solve(factor(double(B)), c.T) for c, B in zip(columns, blocks_of(C), strict=True)]
     return torch.cat(whitened).reshape(k.shape)
 
 
-def _factor(C: Tensor) -> Tensor:
+def factor(C: Tensor) -> Tensor:
     """Return the Cholesky factor of a second moment; EditError where it is not positive definite."""
     lower: Tensor
     lower, info = torch.linalg.cholesky_ex(C)
@@ -121,7 +145,7 @@ def condition(C: Tensor) -> float:
     from below, hardly grows, at the latest after `STEPS`; on a nearly flat spectrum it may end early.
     """
     C = double(C)
-    lower = _factor(C)
+    lower = factor(C)
     start = torch.ones(len(C), 1, dtype=C.dtype, device=C.device)
     start[::2] = -0.5  # not orthogonal to a vector of ones, nor one itself
     maps = partial(torch.matmul, C), partial(_solve, lower)

@@ -22,13 +22,13 @@ All functions are pure and compute in float64 on the device of their inputs (on 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
-from ffedit.algebra.linalg import Moment, blocks_of, diagonal, double, split, whiten
+from ffedit.algebra.linalg import Metric, Moment, blocks_of, diagonal, double, whiten
 from ffedit.algebra.low_rank import LowRank
 from ffedit.errors import EditError
 
@@ -39,8 +39,8 @@ Eigh: TypeAlias = Callable[[Tensor], tuple[Tensor, Tensor]]
 ROUNDING = 1e-8
 
 
-def add_context_moment(C: Moment, keys: Iterable[tuple[Tensor, Tensor, Tensor]], weight: float) -> Moment:
-    """Add the spread of subjects' keys over their contexts to C, all `weight` times as much as all ordinary text.
+def context_spread(keys: Iterable[tuple[Tensor, Tensor, Tensor]], weight: float) -> Tensor:
+    """Return the spread of subjects' keys over their contexts, which adds to C `weight` times as much as all text.
 
         C' = C + w mean over subjects of Σ_j s_j (k_j − k*)(k_j − k*)ᵀ        k* = Σ_j s_j k_j
 
@@ -50,31 +50,29 @@ def add_context_moment(C: Moment, keys: Iterable[tuple[Tensor, Tensor, Tensor]],
     hundred subjects with ten contexts each would leave little of key space to text.
 
     Args:
-        C: second moment of the keys of ordinary text, [d_in, d_in]; of `Blocks`, each counts its own entries of `keys`.
         keys: of each subject, k* [d_in], the keys k_j at its last token in several contexts, [n, d_in], and the shares
             s_j of these in k*, [n].
         weight: w; 0 is ROME.
 
     Returns:
-        C', float64; one matrix of its size is allocated.
+        A with C' = C + AᵀA, [Σ n, d_in], float64; no rows where the weight is 0.
     """
-    sums = [double(block).clone() for block in blocks_of(C)]
-    if weight:
-        keys = list(keys)
-        each = weight / len(keys)
-        spread = torch.cat(
-            [
-                (double(same).to(k.device) - double(k)) * (each * double(shares).to(k.device)).sqrt()[:, None]
-                for k, same, shares in keys
-            ]
-        )
-        for total, rows in zip(sums, split(spread, C), strict=True):
-            a = rows.to(total)
-            total.addmm_(a.T, a)
-    return diagonal(sums)
+    keys = list(keys)
+    each = weight / len(keys)
+    rows = [
+        (double(same).to(k.device) - double(k)) * (each * double(shares).to(k.device)).sqrt()[:, None]
+        for k, same, shares in keys
+    ]
+    spread = torch.cat(rows)
+    return spread if weight else spread[:0]
 
 
-def rank_one(W: Tensor, k: Tensor, v: Tensor, C: Moment) -> LowRank:
+def moment(rows: Tensor, sizes: Sequence[int]) -> Moment:
+    """Return AᵀA of the rows A [n, Σ sizes]; of several sizes, that of each block's columns."""
+    return diagonal([part.T @ part for part in rows.split(list(sizes), 1)])
+
+
+def rank_one(W: Tensor, k: Tensor, v: Tensor, C: Metric) -> LowRank:
     """Return the update of smallest C-norm with (W + Δ) k = v.
 
         Δ = (v − W k) (C⁻¹k)ᵀ / (kᵀ C⁻¹ k)
@@ -86,7 +84,7 @@ def rank_one(W: Tensor, k: Tensor, v: Tensor, C: Moment) -> LowRank:
     return equality(W, k[:, None], v[:, None], C)
 
 
-def direction(k: Tensor, C: Moment) -> Tensor:
+def direction(k: Tensor, C: Metric) -> Tensor:
     """Return u = C⁻¹k / (kᵀC⁻¹k), [d_in], float64, the right factor of `rank_one`: Δ x = (uᵀx) (v − W k) for any key x.
 
     Of all vectors with uᵀk = 1 it has the least E(uᵀx)² over ordinary text. Errors are those of `equality`.
@@ -94,7 +92,7 @@ def direction(k: Tensor, C: Moment) -> Tensor:
     return equality(k.new_zeros(1, len(k)), k[:, None], k.new_ones(1, 1), C).right[0]
 
 
-def equality(W: Tensor, K: Tensor, V: Tensor, C: Moment, kept: Tensor | None = None) -> LowRank:
+def equality(W: Tensor, K: Tensor, V: Tensor, C: Metric, kept: Tensor | None = None) -> LowRank:
     """Return the update of smallest C-norm with (W + Δ) K = V and Δ K_p = 0.
 
         Δ = (V − W K) (Kᵀ C⁻¹ K)⁻¹ Kᵀ C⁻¹
@@ -128,7 +126,7 @@ def check_exact(K: Tensor, kept: Tensor | None = None) -> None:
     _smallest(double(K).new_zeros(0, K.shape[1]), double(K), kept, 0.0)
 
 
-def least_squares(W: Tensor, K: Tensor, V: Tensor, C: Moment, weight: float, kept: Tensor | None = None) -> LowRank:
+def least_squares(W: Tensor, K: Tensor, V: Tensor, C: Metric, weight: float, kept: Tensor | None = None) -> LowRank:
     """Return the update that gives all facts nearly their values and disturbs ordinary text little.
 
         Δ = (V − W K) Kᵀ (λC + K_p K_pᵀ + K Kᵀ)⁻¹        λ = weight · mean_i k_iᵀ C⁻¹ k_i
@@ -230,7 +228,7 @@ def null_space(
 
 
 def _smallest(
-    R: Tensor, K: Tensor, kept: Tensor | None, weight: float, C: Moment | None = None, relative: bool = True
+    R: Tensor, K: Tensor, kept: Tensor | None, weight: float, C: Metric | None = None, relative: bool = True
 ) -> LowRank:
     """Return argmin_Δ ‖Δ K − R‖² + ‖Δ K_p‖² + λ‖Δ‖_C²; C is I where it is None.
 

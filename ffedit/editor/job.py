@@ -9,9 +9,11 @@ from functools import cached_property
 from torch import Tensor
 
 from ffedit.algebra.key_moments import KeyMoments
-from ffedit.algebra.linalg import Moment, blocks_of, diagonal
+from ffedit.algebra.linalg import Metric, Moment
+from ffedit.algebra.updates import moment
 from ffedit.editor.config import EditConfig
 from ffedit.editor.edit import Edit
+from ffedit.editor.metric import metric
 from ffedit.editor.name_keys import NameMoment
 from ffedit.editor.protect import Protected
 from ffedit.facts.fact import Fact, by_subject
@@ -56,23 +58,17 @@ class Problem:
     K: Tensor  # keys, [Σ d_ff, n]
     V: Tensor  # target values of the keys, [d_model, n]
     moments: Sequence[KeyMoments]  # second moment of the keys of other text, of each memory
-    # weighted second moment of the spread of the facts' keys over their contexts
-    # (`algebra.updates.add_context_moment`), [Σ d_ff, Σ d_ff]
-    own: Moment
+    spread: Tensor  # rows A, [n, Σ d_ff]: AᵀA is the weighted spread of the facts' keys (`updates.context_spread`)
     kept: Tensor  # keys of earlier edits, and those that are protected, [Σ d_ff, p]
     config: EditConfig  # all numbers; the method's own are `config.of(name, kind)`
-    names: Moment | None = None  # weighted second moment of the keys of other names, [Σ d_ff, Σ d_ff]
+    names: NameMoment | None = None  # weighted second moment of the keys of other names
 
     @cached_property
-    def C(self) -> Moment:
+    def own(self) -> Moment:
+        """Weighted second moment of the spread of the facts' keys over their contexts, [Σ d_ff, Σ d_ff]."""
+        return moment(self.spread, [len(moments.sum) for moments in self.moments])
+
+    @cached_property
+    def C(self) -> Metric:
         """Metric of the norm ‖Δ‖_C (`metric`)."""
-        return metric(self.moments, self.own, self.names)
-
-
-def metric(moments: Sequence[KeyMoments], own: Moment, names: Moment | None = None) -> Moment:
-    """Return the metric C of an edit, moments of other text and names plus `own`, [Σ d_ff, Σ d_ff], as of `Problem`."""
-    blocks = [of_text.C.to(part.device) for of_text, part in zip(moments, blocks_of(own), strict=True)]
-    for more in (own, *([] if names is None else [names])):
-        for block, part in zip(blocks, blocks_of(more), strict=True):
-            block.add_(part)  # C is a new tensor each time
-    return diagonal(blocks)
+        return metric(self.moments, self.spread, self.names)

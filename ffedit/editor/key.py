@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from ffedit.algebra import updates
-from ffedit.algebra.linalg import Moment, diagonal, double
+from ffedit.algebra.linalg import double
 from ffedit.editor.config import EditConfig
 from ffedit.errors import EditError
 from ffedit.facts.fact import Fact
@@ -207,10 +207,9 @@ class LayerKeys:
     same: Sequence[Tensor]
     shares: Sequence[Tensor]
 
-    def add_context_moment(self, C: Moment, weight: float) -> Moment:
-        """Add the spread of each key over its contexts to C (`algebra.updates.add_context_moment`)."""
-        keys = zip(self.K.T, self.same, self.shares, strict=True)
-        return updates.add_context_moment(C, keys, weight) if weight else C
+    def context_spread(self, weight: float) -> Tensor:
+        """Return the spread of the keys over their contexts, [texts, Σ d_ff] (`algebra.updates.context_spread`)."""
+        return updates.context_spread(zip(self.K.T, self.same, self.shares, strict=True), weight)
 
 
 def read_keys(
@@ -251,11 +250,6 @@ def without_sinks(editable: Editable, ff: FeedForward, prompt_sets: Sequence[Pro
         alike = torch.cosine_similarity(own, own[~first[i]].mean(0, keepdim=True))
         kept[i] = kept[i].without([row for row in first[i].nonzero()[:, 0].tolist() if float(alike[row]) < SINK])
     return kept
-
-
-def zero_moment(ff: FeedForward) -> Moment:
-    """Return a zero second moment, [Σ d_ff, Σ d_ff], float64, on the device where the layer is solved."""
-    return diagonal([torch.zeros(size, size, dtype=torch.float64, device=ff.solve_device) for size in ff.sizes])
 
 
 def read_at(editable: Editable, ff: FeedForward, texts: Sequence[Encoded]) -> tuple[Tensor, Tensor]:

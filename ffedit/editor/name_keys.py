@@ -4,7 +4,7 @@ An update adds u · k of its δ wherever a key k is read, u = C⁻¹k* / (k*ᵀ 
 and most of these names are frequent ones, so that C spares words first, and a subject's look-alikes receive a good part
 of what is written at it. The metric of an edit is that of text and of names,
 
-    C' = C + w E[k kᵀ]   over the last tokens of some thousand names, each mentioned once
+    C' = C + w/n Σ k kᵀ   over the last tokens of n names, some thousand, each mentioned once
 
 ROME and MEMIT take C from Wikipedia's text, which is full of names (arXiv 2202.05262, appendix E.2); here the names
 count by a weight, whatever the text.
@@ -12,17 +12,18 @@ count by a weight, whatever the text.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from hashlib import sha256
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from ffedit.algebra.linalg import Moment, diagonal, double
+from ffedit.algebra.linalg import Moment, blocks_of, diagonal, double
 from ffedit.editor.config import KeyConfig
 from ffedit.editor.edit import unedited
 from ffedit.editor.key import read_layers
@@ -39,11 +40,45 @@ from ffedit.model.tokenization import Encoded
 
 @dataclass(frozen=True, eq=False)
 class NameMoment:
-    """Second moment of a layer's keys of other names."""
+    """Weighted second moment of a layer's keys of other names.
 
-    moment: Moment  # w E[k kᵀ], [Σ d_ff, Σ d_ff], float64, on the device where the layer is solved
-    count: int  # of names
-    left_out: tuple[str, ...]  # names that are of the facts' subjects, or that were not to count
+    Each name counts w / n of n names, whichever are left out, so that what all of them add to C is the same for any
+    subject.
+    """
+
+    ff: FeedForward
+    known: NameKeys
+    weight: float  # of each name
+    which: Sequence[int]  # numbers of the names that are of the facts' subjects, or that were not to count
+
+    @property
+    def count(self) -> int:
+        """Number of names that count."""
+        return len(self.known.names) - len(self.which)
+
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """Names that do not count."""
+        return tuple(self.known.names[i] for i in self.which)
+
+    @property
+    def of_all(self) -> Moment:
+        """Moment of all names, [Σ d_ff, Σ d_ff], float64, on the device where the layer is solved."""
+        return diagonal([double(total.to(self.ff.solve_device)).mul_(self.weight) for total in self.known.totals])
+
+    @property
+    def rows(self) -> Tensor:
+        """Rows A of the names that are left out, which takes AᵀA from the moment of all, [left out, Σ d_ff]."""
+        left_out = self.known.keys[list(self.which)].to(self.ff.solve_device)
+        return double(left_out) * math.sqrt(self.weight)
+
+    @cached_property
+    def moment(self) -> Moment:
+        """Moment of the names that count, as `of_all`."""
+        if not self.count:  # the difference is rounding
+            return diagonal([block.zero_() for block in blocks_of(self.of_all)])
+        parts = zip(blocks_of(self.of_all), self.rows.split(self.ff.sizes, 1), strict=True)
+        return diagonal([block.addmm_(part.T, part, alpha=-1) for block, part in parts])
 
 
 def name_moments(
@@ -72,12 +107,7 @@ def name_moments(
     for ff in ff_layers:
         known = read[ff.layer]
         which = [i for i, name in enumerate(known.names) if name in theirs]
-        count, blocks = len(known.names) - len(which), []
-        scale = config.names_weight / count if count else 0.0  # of none, the difference below is rounding
-        for total, part in zip(known.totals, double(known.keys[which]).split(ff.sizes, 1), strict=True):
-            blocks.append(double(total).addmm(part.T, part, alpha=-1).mul_(scale))
-        moment = diagonal([block.to(ff.solve_device) for block in blocks])
-        found[ff.layer] = NameMoment(moment, count, tuple(known.names[i] for i in which))
+        found[ff.layer] = NameMoment(ff, known, config.names_weight / max(1, len(known.names)), which)
     return found
 
 
@@ -91,6 +121,7 @@ class NameKeys:
     names: Sequence[str]  # without those that have no token of their own
     keys: Tensor  # [names, Σ d_ff], bfloat16
     totals: Sequence[Tensor]  # Σ k kᵀ over all names, of each memory, [d_ff, d_ff], float32
+    mark: str  # of the model, the layer and the names
 
 
 def name_keys(editable: Editable, ff: FeedForward, group: ProcessGroup = ALONE) -> NameKeys:
@@ -124,7 +155,8 @@ def read_names(
                 # A tokenizer may know none of them.
                 keys = torch.stack(every) if every else torch.zeros(0, ff.d_ff, dtype=torch.bfloat16)
                 parts = [part.float().to(ff.solve_device) for part in keys.split(ff.sizes, 1)]
-                found[ff.layer] = NameKeys(list(mentions), keys, [(part.T @ part).cpu() for part in parts])
+                totals = [(part.T @ part).cpu() for part in parts]
+                found[ff.layer] = NameKeys(list(mentions), keys, totals, paths[ff.layer].stem)
                 cache.write(paths[ff.layer], partial(_keep, found[ff.layer]))
     return found
 
@@ -154,6 +186,6 @@ def _kept(path: Path, memories: int) -> NameKeys | None:
     """Return what `_keep` kept of a layer of so many memories; None where there is no sound file."""
     try:
         tensors, known = load_state(path, "holds no keys of names")
-        return NameKeys(known, tensors["keys"], [tensors[f"total.{i}"] for i in range(memories)])
+        return NameKeys(known, tensors["keys"], [tensors[f"total.{i}"] for i in range(memories)], path.stem)
     except (EditError, KeyError):
         return None

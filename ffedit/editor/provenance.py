@@ -15,7 +15,7 @@ import transformers
 from torch import Tensor
 
 from ffedit.algebra.key_moments import KeyMoments
-from ffedit.algebra.linalg import Moment, double
+from ffedit.algebra.linalg import Metric, double
 from ffedit.algebra.low_rank import Dense, LowRank, Update
 from ffedit.editor.edit import Edit
 from ffedit.editor.job import Job
@@ -134,7 +134,7 @@ class Record:
         return {at: output + missing for at, output in outputs.items()}
 
 
-def divisions(delta: LowRank, C: Moment) -> list[float]:
+def divisions(delta: LowRank, C: Metric) -> list[float]:
     """Compute 1 / (u C uᵀ) for each row u of the right factor: for one fact written by equality, kᵀC⁻¹k.
 
     With several facts, the part of this division factor that no other key shares. Tiny factors make huge updates.

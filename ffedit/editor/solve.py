@@ -19,7 +19,7 @@ from torch import Tensor
 from ffedit.algebra.updates import check_exact
 from ffedit.editor.edit import Edit, restored, write_
 from ffedit.editor.job import Job, Problem
-from ffedit.editor.key import LayerKeys, PromptSet, build_prompts, read_keys, without_sinks, zero_moment
+from ffedit.editor.key import LayerKeys, PromptSet, build_prompts, read_keys, without_sinks
 from ffedit.editor.methods.method import Method
 from ffedit.editor.provenance import Record, divisions, how_solved
 from ffedit.editor.spread import Spread
@@ -98,10 +98,10 @@ def store(
     """
     job, W, solver = record.job, ff.matrix, method.solve
     assert solver is not None
-    own = read.add_context_moment(zero_moment(ff), job.config.key.context_weight)
+    spread = read.context_spread(job.config.key.context_weight)
     moments = [job.stats[memory.address] for memory in ff.memories]
-    names = job.names[ff.layer].moment if job.names else None
-    problem = Problem(W, K, V.to(W.device), moments, own, record.kept[ff.layer].to(W.device), job.config, names)
+    names = job.names[ff.layer] if job.names else None
+    problem = Problem(W, K, V.to(W.device), moments, spread, record.kept[ff.layer].to(W.device), job.config, names)
     delta = solver(problem)
     record.add(ff, delta, subjects, K, problem.V, divisions(delta, problem.C), method.guarantee(problem, delta))
     if write:

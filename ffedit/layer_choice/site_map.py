@@ -27,12 +27,12 @@ import numpy as np
 from torch import Tensor
 
 from ffedit.algebra.key_moments import KeyMoments
-from ffedit.algebra.linalg import Moment, double
+from ffedit.algebra.linalg import double
 from ffedit.algebra.updates import direction
 from ffedit.editor.config import EditConfig
-from ffedit.editor.job import metric
-from ffedit.editor.key import PromptSet, build_prompts, read_keys, read_layers, without_sinks, zero_moment
-from ffedit.editor.name_keys import mention_of, name_moments, read_names
+from ffedit.editor.key import PromptSet, build_prompts, read_keys, read_layers, without_sinks
+from ffedit.editor.metric import metric
+from ffedit.editor.name_keys import NameMoment, mention_of, name_moments, read_names
 from ffedit.editor.statistics import by_layer, cached_layers, moments_for
 from ffedit.editor.target_layers import find_ff_layers
 from ffedit.errors import EditError, FactError
@@ -236,15 +236,15 @@ def _solve(
     moments = moments_for(editable, list(memories.values()), stats, 1, config.seed, progress)
     read_names(editable, by_layer(editable, memories))  # all layers in one pass; kept for what follows
     subjects, left_out = [fact.subject, *neighbor_subjects(fact)], frozenset(measured_names())
-    of_names: dict[tuple[Address, ...], Moment | None] = {}
+    of_names: dict[tuple[Address, ...], NameMoment | None] = {}
     found = []
     for i, (ff, token, own) in enumerate(placed):
         written = tuple(memory.address for memory in ff.memories)
         if written not in of_names:
             names = name_moments(editable, [ff], subjects, config.key, left_out=left_out)
-            of_names[written] = names[ff.layer].moment if names else None
+            of_names[written] = names.get(ff.layer)
         read = read_keys(editable, ff, without_sinks(editable, ff, [own]))
-        spread = read.add_context_moment(zero_moment(ff), config.key.context_weight)
+        spread = read.context_spread(config.key.context_weight)
         C = metric([moments[at] for at in written], spread, of_names[written])
         found.append(_Site(ff, token, read.K[:, 0], direction(read.K[:, 0], C)))
         progress("mapping sites", i + 1, len(placed))

@@ -328,11 +328,10 @@ def test_a_fact_gives_up_as_much_among_many_as_alone() -> None:
     p, config = problem(0, kept=0), EditConfig(key=KeyConfig(context_weight=0.05))
     moments = KeyMoments(p.C, 1, "text", "model")
     C, shares = moments.C, []
+    root = torch.linalg.cholesky(config.key.context_weight * C).mT
     for count in (1, 2, 4):
         K, V = p.K[:, :count], p.V[:, :count]
-        delta = memit.solve(
-            job.Problem(p.W, K, V, [moments], config.key.context_weight * count * C, p.kept, config)
-        ).dense
+        delta = memit.solve(job.Problem(p.W, K, V, [moments], count**0.5 * root, p.kept, config)).dense
         # (V − (W + Δ) K) Kᵀ = λ Δ C', and C' is a multiple of C.
         left, right = (V - p.W @ K - delta @ K) @ K.T, delta @ C
         weight = float((left * right).sum() / right.square().sum())

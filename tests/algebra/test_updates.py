@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -10,9 +11,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from ffedit.algebra.key_moments import KeyMoments, KeyMomentsFitter
-from ffedit.algebra.linalg import condition, whiten
+from ffedit.algebra.linalg import Updated, condition, factor, whiten
 from ffedit.algebra.low_rank import LowRank
-from ffedit.algebra.updates import add_context_moment, direction, rank_one
+from ffedit.algebra.updates import context_spread, direction, moment, rank_one
 from ffedit.errors import EditError
 
 D_OUT, D_IN = 7, 12
@@ -70,13 +71,18 @@ def test_the_direction_says_what_every_other_key_receives() -> None:
         direction(torch.zeros(D_IN), C)
 
 
+def with_contexts(C: Tensor, keys: Sequence[tuple[Tensor, Tensor, Tensor]], weight: float) -> Tensor:
+    """C and the spread of keys over their contexts."""
+    return C.double() + moment(context_spread(keys, weight), [len(C)])
+
+
 def test_with_the_contexts_counted_in_a_change_is_the_same_in_every_context() -> None:
     """Δ k_j nears Δ k* as the weight grows, and (W + Δ) k* = v* holds at every weight."""
     W, k, v, C = problem()
     same = k + 0.3 * torch.randn(4, D_IN, generator=torch.Generator().manual_seed(1))
     k, spread = same.mean(0), []
     for weight in (0.0, 1.0, 1e6):
-        delta = rank_one(W, k, v, add_context_moment(C, [(k, same, EQUAL)], weight)).dense
+        delta = rank_one(W, k, v, with_contexts(C, [(k, same, EQUAL)], weight)).dense
         torch.testing.assert_close((W.double() + delta) @ k.double(), v.double(), rtol=1e-9, atol=1e-9)
         residual = v.double() - W.double() @ k.double()
         spread.append(float((same.double() @ delta.T - residual).norm() / residual.norm()))
@@ -88,9 +94,9 @@ def test_the_moment_of_the_contexts_is_that_of_their_spread() -> None:
     same = k + 0.3 * torch.randn(4, D_IN, generator=torch.Generator().manual_seed(1))
     away = same.double() - k.double()
     expected = C.double() + 0.7 * sum(torch.outer(one, one) for one in away) / 4
-    torch.testing.assert_close(add_context_moment(C, [(k, same, EQUAL)], 0.7), expected, rtol=1e-12, atol=1e-12)
-    assert torch.equal(add_context_moment(C, [(k, same, EQUAL)], 0.0), C.double())
-    alone = add_context_moment(C, [(k, k[None], torch.ones(1))], 0.7)
+    torch.testing.assert_close(with_contexts(C, [(k, same, EQUAL)], 0.7), expected, rtol=1e-12, atol=1e-12)
+    assert torch.equal(with_contexts(C, [(k, same, EQUAL)], 0.0), C.double())
+    alone = with_contexts(C, [(k, k[None], torch.ones(1))], 0.7)
     assert torch.equal(alone, C.double()), "one context has no spread"
 
 
@@ -98,7 +104,7 @@ def test_the_spread_of_several_subjects_counts_by_its_mean() -> None:
     """Two equal subjects add what one does: more facts leave no less of key space to text."""
     _, k, _, C = problem()
     one = k, k + 0.3 * torch.randn(4, D_IN, generator=torch.Generator().manual_seed(1)), EQUAL
-    alone, both = add_context_moment(C, [one], 0.7), add_context_moment(C, [one, one], 0.7)
+    alone, both = with_contexts(C, [one], 0.7), with_contexts(C, [one, one], 0.7)
     torch.testing.assert_close(both, alone, rtol=1e-12, atol=1e-12)
 
 
@@ -106,9 +112,26 @@ def test_a_context_of_more_of_the_key_counts_more_in_its_spread() -> None:
     """A share of two equal contexts in one is what they have in two."""
     _, k, _, C = problem()
     one, two = k + 0.3 * torch.randn(2, D_IN, generator=torch.Generator().manual_seed(2))
-    split = add_context_moment(C, [(k, torch.stack([one, one, two]), torch.tensor([0.5, 0.25, 0.25]))], 0.7)
-    joined = add_context_moment(C, [(k, torch.stack([one, two]), torch.tensor([0.75, 0.25]))], 0.7)
+    split = with_contexts(C, [(k, torch.stack([one, one, two]), torch.tensor([0.5, 0.25, 0.25]))], 0.7)
+    joined = with_contexts(C, [(k, torch.stack([one, two]), torch.tensor([0.75, 0.25]))], 0.7)
     torch.testing.assert_close(split, joined, rtol=1e-12, atol=1e-12)
+
+
+def test_a_corrected_factor_is_the_matrix_that_it_stands_for() -> None:
+    """Woodbury: rows are added and taken away without another factorisation, and the update is the same."""
+    W, k, v, C = problem()
+    generator = torch.Generator().manual_seed(3)
+    rows, signs = torch.randn(5, D_IN, dtype=torch.float64, generator=generator), torch.tensor([1.0, 1, 1, -1, -1])
+    base = C.double() + rows[3:].T @ rows[3:]
+    corrected = Updated(factor(base), rows, signs.double())
+    dense = base + rows.T @ (signs.double()[:, None] * rows)
+    columns = torch.randn(D_IN, 3, dtype=torch.float64, generator=generator)
+    torch.testing.assert_close(corrected @ columns, dense @ columns, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(whiten(columns, corrected), whiten(columns, dense), rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(whiten(k, corrected), whiten(k, dense), rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(rank_one(W, k, v, corrected).dense, rank_one(W, k, v, dense).dense)
+    without = Updated(factor(base), rows[:0], signs[:0].double())
+    torch.testing.assert_close(whiten(columns, without), whiten(columns, base), rtol=1e-9, atol=1e-9)
 
 
 def test_the_update_has_rank_one() -> None:

@@ -254,8 +254,8 @@ def test_blocks_are_the_matrix_that_they_stand_for() -> None:
     ):
         torch.testing.assert_close(solve(C).dense, solve(dense).dense)
     same = K[:, 0], K.T, torch.tensor([0.5, 0.3, 0.2])
-    spread = updates.add_context_moment(C, [same], 0.5)
-    whole = updates.add_context_moment(dense, [same], 0.5)
+    rows = updates.context_spread([same], 0.5)
+    spread, whole = updates.moment(rows, [3, 5, 2]), updates.moment(rows, [10])
     assert isinstance(spread, Blocks) and isinstance(whole, Tensor)
     torch.testing.assert_close(torch.block_diag(*spread.blocks), whole * (dense != 0))
     U = Blocks(tuple(torch.linalg.qr(block).Q[:, :2] for block in C.blocks))

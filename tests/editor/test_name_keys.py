@@ -45,14 +45,14 @@ def test_names_are_alike_where_one_is_words_of_the_other(name: str, other: str, 
     assert alike(name, other) is alike(other, name) is expected
 
 
-def test_the_moment_is_the_mean_over_the_names_that_are_not_the_subjects(editable: Editable) -> None:
+def test_the_moment_is_that_of_the_names_that_are_not_the_subjects(editable: Editable) -> None:
     ff = editable.feed_forward[1]
     config = KeyConfig(names_weight=2.0, without_names=("Madrid",))
     found = name_moments(editable, [ff], ["Marie Curie"], config)[1]
     assert found.count == 4 and found.left_out == ("Marie Curie", "Marie", "Madrid")
     others = [mention(editable, name, MENTIONS[FEW.index(name)]) for name in ("Rome", "Paris", "France", "Spain")]
     keys = double(read_at(editable, ff, others)[0].bfloat16())
-    torch.testing.assert_close(found.moment, 2.0 * keys.T @ keys / 4, rtol=1e-5, atol=1e-7)
+    torch.testing.assert_close(found.moment, 2.0 * keys.T @ keys / len(FEW), rtol=1e-5, atol=1e-7)
     assert name_moments(editable, [ff], [], replace(config, names_weight=0.0)) == {}
     with pytest.raises(EditError, match="without_names: names were expected"):
         KeyConfig(without_names="Madrid")  # type: ignore[arg-type]

@@ -2,7 +2,7 @@
 
 Fang et al. 2025, arXiv 2410.02355. C says which directions may be used; within them each costs the same, but for what
 is kept: the keys of earlier edits, and the spread of the facts' keys over contexts
-(`algebra.updates.add_context_moment`).
+(`algebra.updates.context_spread`).
 """
 
 from __future__ import annotations

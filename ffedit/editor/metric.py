@@ -1,0 +1,55 @@
+"""The metric of an edit: what a change costs that ordinary text, other names and the facts' own contexts read.
+
+    C' = C + w/n Σ k kᵀ over names + AᵀA        A: spread of the facts' keys over their contexts
+
+Its inverse is what an edit needs. The first two terms are the model's, but for the few names that an edit leaves out;
+where keys are long, they are factored once, and each edit corrects the factor by the rows of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ffedit.algebra.key_moments import KeyMoments
+from ffedit.algebra.linalg import Metric, Updated, blocks_of, diagonal, factor
+from ffedit.algebra.updates import moment
+from ffedit.editor.name_keys import NameMoment
+
+# A factor is kept of memories with at least so many keys, where it takes seconds, and corrected by at most this share
+# of them.
+LONG, FEW = 4096, 1 / 8
+
+
+def metric(moments: Sequence[KeyMoments], spread: Tensor, names: NameMoment | None = None) -> Metric:
+    """Return C' of a layer, [Σ d_ff, Σ d_ff], float64, on the device of `spread`.
+
+    Args:
+        moments: C of each memory of the layer.
+        spread: A, [n, Σ d_ff].
+        names: the names that count, where they do.
+    """
+    sizes = [len(of_text.sum) for of_text in moments]
+    left_out = spread[:0] if names is None else names.rows.to(spread)
+    if len(sizes) == 1 and sizes[0] >= LONG and len(spread) + len(left_out) <= FEW * sizes[0]:
+        signs = torch.tensor([1.0] * len(spread) + [-1.0] * len(left_out)).to(spread)
+        return Updated(_factor(moments[0], names, spread.device), torch.cat([spread, left_out]), signs)
+    blocks = [of_text.C.to(spread.device) for of_text in moments]
+    for more in (moment(spread, sizes), *([] if names is None else [names.moment])):
+        for block, part in zip(blocks, blocks_of(more), strict=True):
+            block.add_(part)  # C is a new tensor each time
+    return diagonal(blocks)
+
+
+def _factor(moments: KeyMoments, names: NameMoment | None, device: torch.device) -> Tensor:
+    """Return the Cholesky factor of C and all names, kept with the moments."""
+    about = (None, 0.0) if names is None else (names.known.mark, names.weight)
+    if about not in moments.factors:
+        C = moments.C.to(device)
+        if names is not None:
+            C += blocks_of(names.of_all)[0]
+        moments.factors.clear()  # each is as large as C
+        moments.factors[about] = factor(C)
+    return moments.factors[about].to(device)

@@ -1,0 +1,62 @@
+"""The metric of an edit: where keys are long its factor is kept, and each edit corrects it by its own rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+import zoo
+from torch import Tensor
+from writing import FACT, quick, write_facts
+
+import ffedit
+from ffedit import Editable, Fact, KeyMoments
+from ffedit.editor import metric as module, name_keys
+from ffedit.model.memory import Address
+
+OTHER = Fact("Paris", "{} is in", target="Spain", previous="France")
+
+
+@pytest.fixture
+def editable(monkeypatch: pytest.MonkeyPatch) -> Editable:
+    monkeypatch.setattr(name_keys, "names", lambda: ("Rome", "Paris", "Marie Curie", "Marie", "France", "Spain"))
+    return zoo.trained("gpt2", True)
+
+
+def written(editable: Editable, fact: Fact, method: str, stats: Mapping[Address, KeyMoments], **key: Any) -> Tensor:
+    """What an edit adds, [d_model, d_ff]."""
+    ((_, delta),) = write_facts(editable, [fact], method, [1], quick(context_weight=3.0, **key), stats).updates.items()
+    return delta.dense
+
+
+@pytest.mark.parametrize("method", ["rome", "emmet", "memit"])
+def test_an_edit_by_a_kept_factor_is_the_edit_and_nothing_is_factored_anew(
+    editable: Editable, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stats = ffedit.stats(editable, [1])
+    dense = [written(editable, fact, method, stats, names_weight=3.0) for fact in (FACT, OTHER)]
+    factored: list[Tensor] = []
+    kept = module.factor
+    monkeypatch.setattr(module, "factor", lambda C: (factored.append(C), kept(C))[1])
+    monkeypatch.setattr(module, "LONG", 1)
+    monkeypatch.setattr(module, "FEW", 1)
+    for fact, expected in zip((FACT, OTHER), dense, strict=True):  # the second is about one of the names
+        corrected = written(editable, fact, method, stats, names_weight=3.0)
+        torch.testing.assert_close(corrected, expected, rtol=1e-7, atol=1e-7 * float(expected.abs().max()))
+    assert len(factored) == 1
+    other = written(editable, FACT, method, stats, names_weight=1.0)
+    assert len(factored) == 2 and not torch.allclose(other, dense[0], rtol=1e-3), "another weight, another metric"
+
+
+def test_a_factor_is_not_saved_with_the_moments(
+    editable: Editable, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    stats = ffedit.stats(editable, [1])
+    stats[Address(1)].save(tmp_path / "before")
+    monkeypatch.setattr(module, "LONG", 1)
+    written(editable, FACT, "memit", stats, names_weight=3.0)
+    assert len(stats[Address(1)].factors) == 1
+    stats[Address(1)].save(tmp_path / "after")
+    assert (tmp_path / "after").read_bytes() == (tmp_path / "before").read_bytes()
