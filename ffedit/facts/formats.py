@@ -372,8 +372,10 @@ class _Reading:
         found, guessed = f"; found the fields {show(names)}", self._guess()
         if guessed.get("prompt") == UNNAMED and "subject" in self.fields:
             return f"{found}; add a field prompt, whose text the object ends, with {{}} for the subject"
+        if all(name == UNNAMED for name in guessed.values()):
+            return found
         option = ",".join(f"{role}={name}" for role, name in guessed.items())
-        return f"{found}; try --map {shlex.quote(option)}" if option else found
+        return f"{found}; try --map {shlex.quote(option)}"
 
     def _guess(self) -> dict[str, str]:
         """Guess which fields are prompt, subject and target, where they are not known; FIELD where none is like it.
