@@ -142,5 +142,6 @@ def _at(value: Any, i: int, count: int) -> Any:
     """Return what belongs to row `i` of `count`: of a column its cell, of an object of columns that of each."""
     column = _column(value)
     if column is not None:
-        return column[i] if len(column) == count else value
+        alone = count == 1 and isinstance(value, list)  # of one row, a list is read as its only text is
+        return column[i] if len(column) == count and not alone else value
     return {key: _at(held, i, count) for key, held in value.items()} if isinstance(value, Mapping) else value
