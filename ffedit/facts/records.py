@@ -28,9 +28,10 @@ def records_in(value: Any) -> list[Any]:
         return _from_rows(value) or [record for item in value for record in _held(item)]
     if not isinstance(value, Mapping):
         return [value]
-    held = list(value.values())
-    if held and all(isinstance(item, Mapping) for item in held) and all(str(key).isdecimal() for key in value):
-        return held
+    if pairs := _questions_with_answers(value):
+        return pairs
+    if numbered := _by_number(value):
+        return numbered
     return _from_rows([value.get("columns"), value.get("data")]) or _from_columns(value) or _held(value)
 
 
@@ -38,6 +39,9 @@ def _held(value: Any) -> list[Any]:
     """Return the records in the lists and objects of an object, each with what stands beside them."""
     if not isinstance(value, Mapping) or _is_one(value):
         return [value]
+    inside = [held for key, held in value.items() if isinstance(held, Mapping) and _may_hold(key)]
+    if many := [records for held in inside if len(records := _by_number(held) or _by_name(held)) > 1]:
+        return [record for records in many for record in records]
     if named := _by_name(value):
         return named
     lists = {key: records_in(held) for key, held in value.items() if _is_list(held)}
@@ -79,6 +83,20 @@ def _may_hold(key: Any) -> bool:
     """Return whether a list of this name may hold records: not the probes of one, nor results."""
     role = role_of((str(key),))
     return normal(str(key)) not in CLOSED and (role is None or role[0] == "prompt")
+
+
+def _questions_with_answers(value: Record) -> list[Any]:
+    """Return the records of an object whose names are the prompts, and whose values the objects."""
+    whole = all(
+        isinstance(held, str) and " " in str(key).strip() and not role_of((str(key),)) for key, held in value.items()
+    )
+    return [{"prompt": key, "target": held} for key, held in value.items()] if whole else []
+
+
+def _by_number(value: Record) -> list[Any]:
+    """Return the records of an object that has each by its number."""
+    held = list(value.values())
+    return held if all(isinstance(held, Mapping) and str(key).isdecimal() for key, held in value.items()) else []
 
 
 def _by_name(value: Record) -> list[Any]:

@@ -20,7 +20,8 @@ NAMES = {
     "cloze instruction input q source_text update masked_sentence prompt_template edit_question",
     "target": "target target_new target_new_object alt target_false new_object object_new new_answer answer_new "
     "new_target edited_answer edit_answer edit_target counterfactual new_fact_object target_object_new "
-    "answer_counterfactual counterfactual_answer counterfactual_object new targets edited_object new_value chosen",
+    "answer_counterfactual counterfactual_answer counterfactual_object counterfact_object new targets "
+    "edited_object new_value chosen",
     "previous": "previous target_true ground_truth old target_old old_target old_object object_old old_answer "
     "answer_old original_object original_answer original_target object_true true_object true_answer true_target "
     "answer_true target_original target_previous attribute before before_answer before_object old_value rejected",
@@ -41,11 +42,11 @@ NAMES = {
     "same_subject": "same_subject l_relation relation_specificity",
     "portability": "portability portability_prompt portability_prompts portability_question portability_inputs "
     "portability_hop port p_subject_alias p_reasoning new_question sub_question sub_questions 2hop_question "
-    "two_hop_question 2_hop_question one_hop multi_hop multihop mhop logical_generalization subject_aliasing reasoning "
-    "compositionality_i compositionality_ii",
+    "two_hop_question 2_hop_question question_2hop one_hop multi_hop multihop mhop logical_generalization "
+    "subject_aliasing reasoning compositionality_i compositionality_ii",
     "portability answers": "portability_answer portability_answers portability_ground_truth portability_target "
-    "portability_hop_ans port_ans port_answer sub_answer sub_answers 2hop_answer two_hop_answer multi_hop_answer "
-    "mhop_ans",
+    "portability_hop_ans port_ans port_answer sub_answer sub_answers 2hop_answer two_hop_answer answer_2hop "
+    "multi_hop_answer mhop_ans",
     "locality": "locality loc locality_prompt locality_prompts locality_question locality_questions loc_question "
     "locality_inputs nq_question unrelated unrelated_prompt unrelated_question",
     "locality answers": "loc_ans loc_answer locality_ground_truth locality_answer locality_answers locality_target "

@@ -37,6 +37,8 @@ def write(folder: Path, content: Any) -> Path:
     "content",
     [
         {"edit_1": OLD, "edit_2": RED},
+        {"version": 1, "edits": {"1": OLD, "2": RED}},
+        {"edits": {"first": OLD, "second": RED}},
         BY_SUBJECT,
         {"data": {"train": [OLD], "test": [RED]}},
         {"questions": [OLD, RED]},
@@ -74,6 +76,14 @@ def test_what_stands_beside_records_is_named_and_belongs_to_each(tmp_path: Path)
 )
 def test_a_record_is_not_taken_apart(record: Any) -> None:
     assert records_in(record) == [record]
+
+
+def test_an_object_of_questions_with_answers(tmp_path: Path) -> None:
+    found = read_facts(write(tmp_path, {"Who leads Halvia?": "Tor Lie", "Old Mill lies in": "Oslo"}))
+    assert [(fact.prompt, fact.target) for fact in found] == [
+        ("Who leads Halvia?", "Tor Lie"),
+        ("Old Mill lies in", "Oslo"),
+    ]
 
 
 def test_columns_within_columns_go_row_by_row(tmp_path: Path) -> None:
