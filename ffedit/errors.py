@@ -22,7 +22,8 @@ def choices(name: object, known: Iterable[object]) -> str:
 
 def brief(error: BaseException) -> str:
     """Shorten the message of another library's error to one readable line, or return the name of its class."""
-    return shorten(str(error), 200, placeholder=" …") or type(error).__name__
+    said = f"there is no {error}" if isinstance(error, KeyError) else str(error)
+    return shorten(said, 200, placeholder=" …") or type(error).__name__
 
 
 class FFEditError(Exception):

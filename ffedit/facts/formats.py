@@ -14,12 +14,14 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
+from itertools import takewhile
 from typing import Any
 
 from ffedit.errors import FactError, meant
 from ffedit.facts.fact import SLOT, Fact, Probe, show
+from ffedit.facts.languages import in_language
 from ffedit.facts.mentions import find_mention, nearest
-from ffedit.facts.shapes import OF_CASE, edits_of, in_language, in_one_prompt, is_case
+from ffedit.facts.shapes import OF_CASE, edits_of, in_one_prompt, is_case
 from ffedit.facts.synonyms import FIELDS, NAMES, TEXTS, normal, role_of
 from ffedit.facts.text import occurrences
 from ffedit.facts.values import Record, at, bare, entries, is_blank, key_of, texts_of, with_slot
@@ -27,11 +29,14 @@ from ffedit.facts.values import Record, at, bare, entries, is_blank, key_of, tex
 # Prefix of the questions of Natural Questions in MEND's data.
 NATURAL_QUESTION = "nq question: "
 QUESTION_MARKS = ("?", "？", "؟")
+# Letters that the names of a field of prompts and of their answers have in common, at least.
+SHORTEST_PREFIX = 3
 PROBE_FIELDS = frozenset(field.name for field in dataclasses.fields(Probe))
 # What names a prompt and its answer in an object of both.
 ASKING = ("paraphrases", "neighbors", "portability", "locality")
 ANSWERING = ("target", "previous", "answer", *(f"{role} answers" for role in ASKING))
 
+UNNAMED = "FIELD"  # in `--map`, where no field is like what is needed
 NO_SUBJECT = (
     "no subject is named: the whole prompt is the subject and its last token the place, so that other wordings will "
     "seldom give the new object; --map subject=FIELD names one"
@@ -186,7 +191,7 @@ class _Reading:
         """Return the texts of a role: of roles of one text, those of the first field that is not empty."""
         filled = [(name, texts) for name, value in self.fields.get(role, ()) if (texts := texts_of(value))]
         if role in TEXTS:
-            return tuple(text for _, texts in filled for text in texts)
+            return tuple(text for _, value in self.fields.get(role, ()) for text in _texts_by_kind(value))
         self.unread += [name for name, _ in filled[1:]]
         return filled[0][1] if filled else ()
 
@@ -290,14 +295,15 @@ class _Reading:
 
     def _probes(self, role: str, subject: str = SLOT) -> tuple[Probe, ...]:
         """Return the prompts of a role, each with its answers; those by kind with the subject in them, as published."""
-        fields, answers = self.fields.get(role, []), self.fields.get(f"{role} answers", [])
+        fields, answers = self.fields.get(role, []), list(self.fields.get(f"{role} answers", []))
         probes: list[Probe] = []
-        for i, (name, value) in enumerate(fields):
+        for name, value in fields:
             grouped = isinstance(value, Mapping)
             kind = name.rpartition(".")[2] if grouped and normal(name) != role else None
-            asked = self._probes_of(name, value, answers[i][1] if i < len(answers) else None, kind)
+            said = _answers_to(name, answers, len(fields) == 1)
+            asked = self._probes_of(name, value, said, kind)
             probes += [probe.filled(subject) for probe in asked] if grouped else asked
-        self.unread += [name for name, _ in answers[len(fields) :]]
+        self.unread += [name for name, _ in answers]
         return tuple(probes)
 
     def _probes_of(self, name: str, value: Any, answers: Any = None, kind: str | None = None) -> list[Probe]:
@@ -363,8 +369,13 @@ class _Reading:
     def _hint(self) -> str:
         """Say which fields there are, and the `--map` that would most likely read them."""
         names = ", ".join(".".join(path) for path, _ in entries(self.record)) or "none"
-        option = ",".join(f"{role}={name}" for role, name in self._guess().items())
-        return f"; found the fields {show(names)}; try --map {shlex.quote(option)}"
+        found, guessed = f"; found the fields {show(names)}", self._guess()
+        if guessed.get("prompt") == UNNAMED and "subject" in self.fields:
+            return f"{found}; add a field prompt, whose text the object ends, with {{}} for the subject"
+        if all(name == UNNAMED for name in guessed.values()):
+            return found
+        option = ",".join(f"{role}={name}" for role, name in guessed.items())
+        return f"{found}; try --map {shlex.quote(option)}"
 
     def _guess(self) -> dict[str, str]:
         """Guess which fields are prompt, subject and target, where they are not known; FIELD where none is like it.
@@ -380,13 +391,13 @@ class _Reading:
             return [name for name in texts if name not in (*known.values(), *guessed.values())]
 
         if "prompt" not in known:
-            guessed["prompt"] = max(free(), key=lambda name: len(texts[name]), default="FIELD")
+            guessed["prompt"] = max(free(), key=lambda name: len(texts[name]), default=UNNAMED)
         prompt = texts.get((known | guessed)["prompt"], "")
         inside = [name for name in free() if texts[name].strip() in prompt]
         if "subject" not in known and inside:
             guessed["subject"] = max(inside, key=lambda name: len(texts[name]))
         if "target" not in known and "answer" not in known:
-            guessed["target"] = max(free(), key=_like_target, default="FIELD")
+            guessed["target"] = max(free(), key=_like_target, default=UNNAMED)
         return guessed
 
 
@@ -398,6 +409,26 @@ def _like_target(name: str) -> float:
 def _prompts(*texts: Any) -> tuple[Any, ...]:
     """Return prompts with {} for the subject, each once."""
     return tuple(dict.fromkeys(map(with_slot, texts)))
+
+
+def _texts_by_kind(value: Any) -> tuple[Any, ...]:
+    """Return the texts of a value, of an object that has them by kind as well."""
+    texts = texts_of(value)
+    if isinstance(value, Mapping) and not texts:
+        return tuple(text for held in value.values() for text in _texts_by_kind(held))
+    return texts
+
+
+def _answers_to(name: str, answers: list[tuple[str, Any]], only: bool) -> Any:
+    """Take the answers to a field of prompts out of the list of those that are left; None where it has none.
+
+    Of several fields each has those that are named as it is: "2hop_answer" are the answers to "2hop_question".
+    """
+    pairs = [zip(normal(name), normal(other), strict=False) for other, _ in answers]
+    common = [len([*takewhile(lambda pair: pair[0] == pair[1], pair)]) for pair in pairs]
+    if not common or (max(common) < SHORTEST_PREFIX and not only):
+        return None
+    return answers.pop(common.index(max(common)))[1]
 
 
 def _paired(name: str, asked: Any, answers: Any, kind: str | None) -> list[Probe]:

@@ -1,7 +1,7 @@
 """Shapes that say something else than the names of their fields do, rewritten into records of plain names.
 
-Records in several languages, the cases of MQuAKE, conversations, an instruction with its input, a prompt in front of
-the subject and one behind it. Every other record is left as it is.
+The cases of MQuAKE, conversations, an instruction with its input, a prompt in front of the subject and one behind it.
+Every other record is left as it is.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import Any
 
 from ffedit.errors import FactError
 from ffedit.facts.fact import MULTI_HOP, SLOT, Probe, fill, show
-from ffedit.facts.synonyms import CLOSED, normal, role_of
-from ffedit.facts.values import Record, entries, texts_of
+from ffedit.facts.synonyms import normal, role_of
+from ffedit.facts.values import Record, texts_of
 
 TURNS = frozenset({"messages", "conversations", "conversation", "dialogue", "turns"})
 ASKS, ANSWERS = frozenset({"user", "human", "prompter"}), frozenset({"assistant", "gpt", "model", "bot"})
@@ -20,37 +20,16 @@ ASKS, ANSWERS = frozenset({"user", "human", "prompter"}), frozenset({"assistant"
 OF_CASE = frozenset(["case_id", "requested_rewrite", "questions", "new_answer", "new_answer_alias", "new_single_hops"])
 
 
-def in_language(record: Record, language: str | None) -> tuple[Record, Record]:
-    """Return the part of a record in `language`, and the parts in the others by language.
-
-    Without a language a record of one part, or of none, is returned whole. Raises FactError for several without a
-    choice, and for a language that the record is not in.
-    """
-    keys = {str(key).casefold(): key for key, value in record.items() if _is_part(str(key), value)}
-    if language is None and len(keys) < 2:
-        return record, {}
-    if language is None or language.casefold() not in keys:
-        there = ", ".join(map(str, keys.values()))
-        chosen = f"the record is in {there}; choose one: --language {next(iter(keys.values()), '')}"
-        absent = f"the record has no part in {language}, {f'only in {there}' if there else 'nor in any language'}"
-        raise FactError(chosen if language is None else absent, kind="no part in the language")
-    chosen = record[keys.pop(language.casefold())]
-    common = {key: value for key, value in record.items() if value is not chosen and key not in keys.values()}
-    return {**common, **chosen}, {key: record[key] for key in keys.values()}
+def is_turns(value: Any) -> bool:
+    """Return whether a value is a list of turns of a conversation."""
+    turns = value if isinstance(value, list) else []
+    return bool(turns) and all(isinstance(turn, Mapping) and _speaker(turn) for turn in turns)
 
 
-def _is_part(key: str, value: Any) -> bool:
-    """Return whether a value of a record has a prompt and an object of its own."""
-    if not isinstance(value, Mapping) or role_of((key,)) is not None or normal(key) in CLOSED:
-        return False
-    roles = {role[0] for path, _ in entries(value) if (role := role_of(path)) is not None}
-    return "prompt" in roles and not roles.isdisjoint({"target", "answer"})
-
-
-def is_record(value: Record) -> bool:
-    """Return whether an object is a record, and does not only hold some."""
-    roles = {role[0] for path, _ in entries(value) if (role := role_of(path)) is not None}
-    return "prompt" in roles or is_case(value) or any(normal(str(key)) in TURNS for key in value)
+def _speaker(turn: Record) -> str:
+    """Return who speaks a turn, {"role", "content"} or {"from", "value"}; an empty text where it does not say."""
+    known = "content" in turn or "value" in turn
+    return str(turn.get("role", turn.get("from", ""))).casefold() if known else ""
 
 
 def is_case(record: Record) -> bool:
@@ -98,9 +77,11 @@ def _follows(case: Record, needs: tuple[str, ...]) -> list[Probe]:
 
 
 def in_one_prompt(record: Record) -> Record:
-    """Write the prompt of a record into one field, where it stands in several."""
+    """Write the prompt of a record into one field, where it stands in several or in a conversation."""
     if (name := next((key for key in record if normal(str(key)) in TURNS), None)) and isinstance(record[name], list):
         return {**_without(record, name), **_conversation(name, record[name])}
+    if any(map(is_turns, record.values())):  # a prompt and its completion, chosen or rejected, as conversations
+        return {key: _said(str(key), value) if is_turns(value) else value for key, value in record.items()}
     if texts_of(record.get("instruction")) and texts_of(record.get("input")):
         return {**_without(record, "instruction", "input"), "prompt": f"{record['instruction']}\n{record['input']}"}
     before, after = record.get("relation_prefix"), record.get("relation_suffix")
@@ -112,18 +93,28 @@ def in_one_prompt(record: Record) -> Record:
 
 
 def _conversation(name: str, turns: Sequence[Any]) -> Record:
-    """Return question and answer of a conversation, as {"role", "content"} or {"from", "value"}."""
-    said: dict[str, list[Any]] = {"prompt": [], "target": []}
-    for item in turns:
-        turn = _object(f"a turn of {name}", item)
-        speaker = str(turn.get("role", turn.get("from"))).casefold()
-        if speaker in ASKS | ANSWERS:
-            said["prompt" if speaker in ASKS else "target"].append(turn.get("content", turn.get("value")))
-    questions, answers = said.values()
+    """Return question and answer of a conversation."""
+    questions, answers = _spoken(name, turns, ASKS), _spoken(name, turns, ANSWERS)
     if len(questions) != 1 or len(answers) != 1:
         found = f"{len(questions)} questions and {len(answers)} answers"
         raise FactError(f"{name} has {found}; one question with one answer was expected", kind="no single question")
     return {"prompt": questions[0], "target": answers[0]}
+
+
+def _said(name: str, turns: Sequence[Any]) -> Any:
+    """Return what one field's conversation says: as a prompt its question, and else its answer."""
+    role = role_of((name,))
+    asks = role is not None and role[0] == "prompt"
+    spoken = _spoken(name, turns, ASKS if asks else ANSWERS)
+    if len(_spoken(name, turns, ASKS)) > 1 or len(spoken) != 1:
+        found = f"{len(spoken)} {'questions' if asks else 'answers'} in {len(turns)} turns"
+        raise FactError(f"{name} has {found}; one question with one answer was expected", kind="no single question")
+    return spoken[0]
+
+
+def _spoken(name: str, turns: Sequence[Any], speakers: frozenset[str]) -> list[Any]:
+    listed = [_object(f"a turn of {name}", turn) for turn in turns]
+    return [turn.get("content", turn.get("value")) for turn in listed if _speaker(turn) in speakers]
 
 
 def _without(record: Record, *names: str) -> dict[str, Any]:

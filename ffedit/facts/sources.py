@@ -5,7 +5,7 @@ or parquet or arrow; a folder of tables and a data set of the hub are read with 
 imported when the first table is read; it runs no code that comes with a data set). JSON lines, CSV and tables are
 streamed: a record is read when it is asked for.
 
-An object may hold the records instead of being one: in its one list of objects, by their numbers, or in columns.
+What a value of JSON or YAML holds, one record or many, `records.py` tells.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import logging
 import os
 import re
 import sys
+from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,7 +30,7 @@ from typing import IO, Any, TypeAlias
 import yaml
 
 from ffedit.errors import FactError, brief
-from ffedit.facts.shapes import is_record
+from ffedit.facts.records import records_in
 from ffedit.facts.synonyms import role_of
 
 # A table by its path or its name on the hub, then #configuration and :split; and the path of a file in a data set.
@@ -38,6 +39,13 @@ HUB = re.compile(r"(?P<set>\w[\w.-]*/\w[\w.-]*)(/(?P<file>[\w./-]+))?")
 SUFFIXES = {".parquet": "parquet", ".arrow": "arrow"}
 LFS = "version https://git-lfs.github.com/spec/"
 DELIMITERS = ",;\t"
+# Ends of a line on which a JSON value is not whole.
+OPEN = ("[", "{", ",", ":")
+# First bytes of what is no text, with what to do.
+NO_TEXT = {
+    b"PK\x03\x04": "a workbook or a zip archive; save the sheet as CSV in UTF-8, or unpack it",
+    b"\x1f\x8b": "compressed; unpack it: gunzip",
+}
 # What stands in a cell for nothing.
 EMPTY = frozenset({"nan", "null", "<na>"})
 
@@ -81,11 +89,21 @@ def stream_records(path: Source, stdin: IO[Any] | None = None) -> Iterator[Any]:
 
 
 def _lines(path: Source, stdin: IO[Any] | None, name: str) -> Iterator[str]:
-    """Yield the lines of a file or of standard input, which are UTF-8, with their ends and without a BOM."""
+    """Yield the lines of a file or of standard input, with their ends and without a BOM.
+
+    They are UTF-8, or UTF-16 where its BOM says so (Excel's "Unicode text").
+    """
     at = 0
     try:
         with _opened(path, stdin) as stream:
             for line in stream:
+                if at == 0 and isinstance(line, bytes):
+                    for magic, what in NO_TEXT.items():
+                        if line.startswith(magic):
+                            raise FactError(f"{name} is {what}")
+                    if line.startswith((BOM_UTF16_LE, BOM_UTF16_BE)):
+                        yield from (line + stream.read()).decode("utf-16").splitlines(keepends=True)
+                        return
                 text = line if isinstance(line, str) else line.decode("utf-8")
                 yield text.removeprefix("\ufeff") if at == 0 else text
                 at += len(line)
@@ -94,7 +112,8 @@ def _lines(path: Source, stdin: IO[Any] | None, name: str) -> Iterator[str]:
     except OSError as error:
         raise FactError(f"{name} cannot be read: {error.strerror or error}") from None
     except UnicodeDecodeError as error:
-        raise FactError(f"{name} is not UTF-8 text (byte {at + error.start}); expected JSON, CSV or YAML") from None
+        where = f"{name} is not UTF-8 text (byte {at + error.start})"
+        raise FactError(f"{where}; expected JSON, CSV or YAML, saved as UTF-8") from None
 
 
 @contextmanager
@@ -128,23 +147,60 @@ def _reader(path: str, head: str) -> Callable[[str, Iterator[str]], Iterator[Any
 
 
 def _json(name: str, lines: Iterator[str]) -> Iterator[Any]:
-    """Yield the records of JSON lines as they come; what is no value on one line is read whole."""
-    read = 0
-    try:
-        for line in lines:
-            try:
-                value = json.loads(line) if line.strip() else []
-            except json.JSONDecodeError:
-                values = _values(line + "".join(lines))
-                yield from chain.from_iterable(map(records_in, values))
+    """Yield the records of JSON lines as they come; what is no value on one line is read whole.
+
+    A broken line among JSON lines is a FactError in its place.
+    """
+    number, values = 0, 0
+    line = next(lines, "")
+    while line:
+        number, following = number + 1, ""
+        try:
+            value = json.loads(line.rstrip("\r\n")) if line.strip() else []
+        except (ValueError, RecursionError) as error:  # also an integer of thousands of digits, thousands of brackets
+            following = next(lines, "")
+            if line.rstrip().endswith(OPEN) or not _is_object(following):
+                yield from _read_whole(name, [line, following, *lines], number, values > 0)
                 return
+            yield _broken_line(number, error)
+        else:
+            values += bool(line.strip())
             yield from records_in(value)
-            read += 1
-    except json.JSONDecodeError as error:
-        why = f"(line {error.lineno + read}, column {error.colno}): {error.msg.removesuffix(' starting at')}"
-        raise FactError(f"{name} is not JSON {why}") from None
-    except (ValueError, RecursionError) as error:  # an integer of thousands of digits; thousands of brackets
-        raise FactError(f"{name} is not JSON that can be read: {error}") from None
+        line = following or next(lines, "")
+
+
+def _read_whole(name: str, lines: list[str], number: int, among_values: bool) -> Iterator[Any]:
+    """Yield the records of the JSON values in lines, the first of which is `number`.
+
+    Where these are none, each line that is broken is a FactError if there are values before; else raises FactError.
+    """
+    try:
+        yield from [record for value in [*_values("".join(lines))] for record in records_in(value)]
+    except (ValueError, RecursionError) as error:
+        if among_values:
+            for i, line in enumerate(lines):
+                try:
+                    yield from records_in(json.loads(line.rstrip("\r\n"))) if line.strip() else []
+                except (ValueError, RecursionError) as why:
+                    yield _broken_line(number + i, why)
+        elif isinstance(error, json.JSONDecodeError):
+            at = f"(line {number - 1 + error.lineno}, column {error.colno})"
+            raise FactError(f"{name} is not JSON {at}: {error.msg.removesuffix(' starting at')}") from None
+        else:
+            raise FactError(f"{name} is not JSON that can be read: {error}") from None
+
+
+def _is_object(line: str) -> bool:
+    try:
+        return isinstance(json.loads(line), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+def _broken_line(number: int, error: Exception) -> FactError:
+    at = f" (column {error.colno})" if isinstance(error, json.JSONDecodeError) else ""
+    why = getattr(error, "msg", str(error)).removesuffix(" starting at")
+    return FactError(f"line {number} is not JSON{at}: {why}", kind="a line that is not JSON")
 
 
 def _values(text: str) -> Iterator[Any]:
@@ -155,54 +211,29 @@ def _values(text: str) -> Iterator[Any]:
         yield value
 
 
-def records_in(value: Any) -> list[Any]:
-    """Return the records that a value holds: the items of a list, those that an object holds, or the value alone."""
-    if not isinstance(value, Mapping):
-        return value if isinstance(value, list) else [value]
-    held = list(value.values())
-    if held and all(isinstance(item, Mapping) for item in held) and all(str(key).isdecimal() for key in value):
-        return held
-    if rows := _from_columns(value):
-        return rows
-    lists = [item for item in held if isinstance(item, list) and any(isinstance(one, Mapping) for one in item)]
-    return [record for items in lists for record in items] if lists and not is_record(value) else [value]
-
-
-def _from_columns(value: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the rows of an object of columns, lists of one length or {"0": …, "1": …}; none where it is no such."""
-    columns = {key: rows for key, held in value.items() if (rows := _column(held)) is not None}
-    roles = {key: role[0] for key in columns if (role := role_of((str(key),))) is not None}
-    lengths = {len(columns[key]) for key, role in roles.items() if role in ("subject", "prompt", "target")}
-    if len(lengths) != 1 or not {"prompt", "target"} <= {*roles.values()}:
-        return []
-    (count,) = lengths
-    columns = {key: rows for key, rows in columns.items() if len(rows) == count}
-    rest = {key: held for key, held in value.items() if key not in columns}
-    return [{**rest, **{key: rows[i] for key, rows in columns.items()}} for i in range(count)]
-
-
-def _column(value: Any) -> list[Any] | None:
-    if isinstance(value, Mapping):
-        return list(value.values()) if value and all(str(key).isdecimal() for key in value) else None
-    return value if isinstance(value, list) else None
-
-
 def _table(name: str, lines: Iterator[str], delimiter: str) -> Iterator[Any]:
-    """Yield the rows of a text table by the names in its first row."""
+    """Yield the rows of a text table by the names in its first row; a FactError in place of one that is broken."""
     rows = csv.reader(lines, delimiter=delimiter, strict=True)
     try:
         header = [cell.strip() for cell in next((row for row in rows if any(row)), [])]
-        header = [f"{cell} ({i})" if cell in header[:i] else cell for i, cell in enumerate(header)]
-        for row in rows:
-            if len(row) > len(header):
-                found = f"line {rows.line_num} has {len(row)} cells and the header {len(header)}"
-                yield FactError(
-                    f"{found}; put text that holds {delimiter!r} between quotes", kind="a row of more cells"
-                )
-            elif any(cell.strip() for cell in row):
-                yield {title: _cell(text) for title, text in zip(header, row, strict=False)}
     except csv.Error as error:
         raise FactError(f"{name} is not a table that can be read (line {rows.line_num}): {error}") from None
+    header = [f"{cell} ({i})" if cell in header[:i] else cell for i, cell in enumerate(header)]
+    while True:
+        first = rows.line_num + 1
+        try:
+            row = next(rows)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            lost = f"line {first}" if rows.line_num == first else f"lines {first} to {rows.line_num}"
+            yield FactError(f"{lost}: {error}; is a quote open?", kind="a row that cannot be read")
+            continue
+        if len(row) > len(header):
+            found = f"line {rows.line_num} has {len(row)} cells and the header {len(header)}"
+            yield FactError(f"{found}; put text that holds {delimiter!r} between quotes", kind="a row of more cells")
+        elif any(cell.strip() for cell in row):
+            yield {title: _cell(text) for title, text in zip(header, row, strict=False)}
 
 
 def _delimiter(head: str) -> str:

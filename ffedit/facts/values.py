@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any, TypeAlias
 
 from ffedit.errors import FactError, meant
-from ffedit.facts.fact import SLOT
+from ffedit.facts.fact import SLOT, show
 from ffedit.facts.synonyms import CLOSED, SCALARS, TEXT_NAMES, normal, role_of
 
 Record: TypeAlias = Mapping[str, Any]
@@ -23,7 +23,8 @@ Path: TypeAlias = tuple[str, ...]
 DEEPEST = 8
 # What other tools write for the subject, and for the object at the end of a prompt (LAMA).
 SLOTS = re.compile(r"\{(?:subject|entity|0)\}|\[(?:X|subject)\]|<subject>|%s")
-OBJECT_SLOT = re.compile(r"\s*\[Y\]\s*[.?!]?\s*$")
+OBJECT_SLOT = re.compile(r"\s*(?:\[Y\]|\[MASK\]|<mask>|_{3,})\s*[.?!]?\s*$", re.I)
+OBJECT = re.compile(r"\[Y\]|\[MASK\]|<mask>")
 # A special token behind an object, or in its place.
 SPECIAL = re.compile(r"\s*(?:<\|[^|<>]*\|>|</?s>|<(?:eos|bos|pad|unk|end_of_turn)>|\[(?:EOS|SEP|PAD|UNK)\])$", re.I)
 # Objects that end in one of these words, a single letter or a word with a stop inside keep their stop; so do sentences.
@@ -93,8 +94,19 @@ def _is_plain(value: Any) -> bool:
 
 
 def with_slot(prompt: Any) -> Any:
-    """Write {} for the subject where a file has another sign for it, and drop a sign for the object at the end."""
-    return OBJECT_SLOT.sub("", SLOTS.sub(SLOT, prompt)) if isinstance(prompt, str) else prompt
+    """Write {} for the subject where a file has another sign for it, and drop a sign for the object at the end.
+
+    Raises FactError where the object stands before other words: a model says what follows a prompt.
+    """
+    if not isinstance(prompt, str):
+        return prompt
+    text = OBJECT_SLOT.sub("", SLOTS.sub(SLOT, prompt))
+    if OBJECT.search(text):
+        raise FactError(
+            f"prompt {show(prompt)} has its object before its end; end it where the object begins",
+            kind="an object before the prompt's end",
+        )
+    return text
 
 
 def bare(name: str, prompt: str) -> str:

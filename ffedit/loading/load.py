@@ -52,7 +52,12 @@ DEVICE_MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
 Source: TypeAlias = "str | Path | tuple[PreTrainedModel, PreTrainedTokenizerBase]"
 # Files that a repository may hold besides the weights that are read.
 OTHER_WEIGHTS = ("*.bin", "*.h5", "*.msgpack", "*.onnx", "*.onnx_data", "*.gguf", "original/*", "onnx/*")
-QUANTISE_LATER = "; install what it was quantised with, or edit the model in 16 or 32 bits and quantise the result"
+QUANTISE_LATER = (
+    "; with what it was quantised with, it is measured as it is, and an edit of it is exported as an adapter; or edit "
+    "the model in 16 or 32 bits and quantise the result"
+)
+# One of these is in the folder of any tokenizer that transformers reads.
+TOKENIZERS = ("tokenizer.json", "*.model", "vocab*", "*.tiktoken", "tekken.json", "*tokenizer*.py")
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
@@ -324,10 +329,13 @@ UNKNOWN = "☃\U0001f9ea"
 
 def read_tokenizer(opened: Opened) -> PreTrainedTokenizerBase:
     """Read a checkpoint's tokenizer alone."""
+    folder, absent = Path(opened.path), f"{opened.name}: no tokenizer in it (tokenizer.json was expected)"
+    if folder.is_dir() and not any(any(folder.glob(pattern)) for pattern in TOKENIZERS):
+        raise ModelError(absent)
     with readable(f"{opened.name}: the tokenizer cannot be read"):
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(opened.path, **opened.common)
         if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):
-            raise ModelError(f"{opened.name}: no tokenizer in it (tokenizer.json was expected)")
+            raise ModelError(absent)
         tokenizer(UNKNOWN, verbose=False)
     tokenizer.name_or_path = tokenizer.name_or_path or opened.path  # Mistral's own does not remember it
     return tokenizer

@@ -77,7 +77,7 @@ def fact(**changes: Any) -> str:
         (None, ["no file facts.json"]),
         ("", ["facts.json holds no facts"]),
         ("Eiffel Tower: Rome", ["facts.json is not JSON", "line 1"]),
-        (fact() + "\n{", ["facts.json is not JSON", "line 2"]),
+        (fact() + "\n{", ["facts.json, record 2", "line 2 is not JSON", "--skip-bad goes on with the 1 that can"]),
         ('{"who": "Eiffel tower", "where": "Rome"}', ["unknown shape", "who, where", "try --map prompt="]),
         (fact(prompt="it is located in"), ["neither {} nor the subject 'Eiffel tower'"]),
         (fact(prompt="{} and {} are in"), ["2 slots {}"]),

@@ -266,7 +266,7 @@ def test_dash_is_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
         (b"[]", "holds no facts"),
         (b"Rome", "is not JSON (line 1, column 1): Expecting value"),
         (b'{"subject": "Rome",\n "prompt": }', "is not JSON (line 2, column 12): Expecting value"),
-        (b'{}\n{"subject": "Rome', "is not JSON (line 2, column 13): Unterminated string"),
+        (b'{\n"a": 1}\n{"subject": "Rome', "is not JSON (line 3, column 13): Unterminated string"),
         (b"\x89PNG\r\n\xff", "is not UTF-8 text (byte 0)"),
         (b"5", "record 1: expected an object, found 5 (int)"),
         (b"9" * 5000, "not JSON that can be read"),

@@ -12,6 +12,7 @@ from records import MILL, message
 from ffedit.errors import FactError
 from ffedit.facts.fact import Fact, Probe
 from ffedit.facts.formats import Shape, parse, parse_record
+from ffedit.facts.records import records_in
 from ffedit.facts.synonyms import NAMES, normal, role_of
 
 FULL = Fact(
@@ -71,6 +72,19 @@ def test_any_record_of_known_names_in_any_nesting_is_read_alike(record: dict[str
     assert found == [("Red Mill lies in", "Bern"), ("Old Mill's king is", "Harald")]
     assert fact.locality[0].prompt.startswith("nq question: who sang it")
     assert not read.unread and not read.notes
+
+
+@settings(max_examples=50, deadline=None)
+@given(records())
+def test_any_record_of_known_names_is_one_record_in_whatever_holds_it(record: dict[str, Any]) -> None:
+    for content in (
+        record,
+        [record],
+        {"data": {"train": [record], "test": [record]}},
+        {"edit_1": record, "edit_2": record},
+    ):
+        found = records_in(content)
+        assert len({str(parse(item)) for item in found}) == 1 and parse(found[0]) == parse(record)
 
 
 def test_no_name_stands_for_two_things_and_each_is_spelled_as_it_is_compared() -> None:

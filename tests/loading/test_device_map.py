@@ -70,6 +70,7 @@ def test_the_command_says_so_before_it_reads_the_model(
     finding(monkeypatch, None, 0)
     Path("model").mkdir()
     Path("model/config.json").write_text("not JSON")
+    Path("model/model.safetensors").write_text("nor weights")
     before = disk(empty)
     ran = shell(capsys, "apply", *ASKED, "--model", "./model", "--device", MISSING, "--out", "e")
     assert ran.code == 1 and "torch 2.9.9 was built for CPUs only" in ran.err

@@ -77,6 +77,45 @@ def test_a_tensor_named_twice_is_refused(base: Path) -> None:
         ffedit.load(base)
 
 
+@pytest.mark.parametrize("file", ["tf_model.h5", "consolidated.00.pth", ""])
+def test_weights_that_are_not_read_are_named(base: Path, file: str) -> None:
+    for path in base.glob("model*"):
+        path.unlink()
+    if file:
+        (base / file).write_bytes(b"x")
+    line = refusal(base)
+    assert "no weights in it (model.safetensors, or" in line and (f"; {file} is not read" in line) is bool(file)
+    (base / "model.gguf").write_bytes(b"GGUF")
+    assert refusal(base).endswith(f"give its GGUF file: {base / 'model.gguf'}")
+
+
+def test_a_folder_beside_the_model_s_names_it(base: Path) -> None:
+    assert refusal(base.parent).endswith(f"give the folder that has it: {base}")
+    for name in ("checkpoint-500", "checkpoint-1000"):
+        (base.parent / name).mkdir()
+        (base.parent / name / "config.json").write_text("{}")
+    assert refusal(base.parent).endswith("checkpoint-1000")
+    shard = next(iter(sorted(base.glob("*.safetensors"))))
+    assert refusal(shard).endswith(f"give the folder that holds it: {base}")
+
+
+def test_a_missing_tokenizer_is_named(base: Path) -> None:
+    for path in base.glob("*token*"):
+        path.unlink()
+    with pytest.raises(ModelError, match=r"no tokenizer in it \(tokenizer.json was expected\)"):
+        ffedit.load(base)
+
+
+@pytest.mark.parametrize("method", ["gptq", "awq", "bitsandbytes"])
+def test_what_becomes_of_a_quantised_model_is_said(base: Path, method: str) -> None:
+    declared = {"quant_method": method, "bits": 4, "group_size": 128, "load_in_4bit": True}
+    config = json.loads((base / "config.json").read_text())
+    (base / "config.json").write_text(json.dumps({**config, "quantization_config": declared}))
+    with pytest.raises(ModelError, match=f"quantised \\({method}\\)") as caught:
+        ffedit.load(base)
+    assert "exported as an adapter; or edit the model in 16 or 32 bits" in str(caught.value)
+
+
 # Pickled weights ----------------------------------------------------------------------------------
 
 

@@ -30,6 +30,8 @@ STYLES = {"took": "bold green", "nothing to change": "bold green", "no edit": ""
 REACHED = 0.5
 WANTED = {"paraphrase": "paraphrases", "specificity": "neighbors", "same_subject": "same_subject prompts"}
 MOST_SAYINGS = 8
+# Tokens of a new object that one value makes a model say (`docs/your-file.md`).
+MOST_TOKENS = 20
 
 
 def before_after(report: Report) -> Table:
@@ -200,22 +202,33 @@ def verdict_view(report: Report, edit: Edit | None = None, editable: Editable | 
     verdict = report.verdict
     words = [verdict.text]
     if edit is not None and editable is not None and verdict.outcome not in ("took", "nothing to change", "no edit"):
-        missed = _missed(report, edit)
-        words += [*_why(missed), *_advice(editable, edit, missed)]
+        failed = _failed(report, edit)
+        missed = [(new, search) for new, search in failed if search.probability < (search.wanted or REACHED)]
+        words += [*_why(missed), *_shorter(failed), *_advice(editable, edit, missed)]
     text = Text(" ".join(words), style=STYLES.get(verdict.outcome, "bold yellow"))
     for caveat in verdict.caveats:
         text.append(f"\n{caveat}", style="not bold yellow")
     return text
 
 
-def _missed(report: Report, edit: Edit) -> list[tuple[str, ValueSearch]]:
-    """List the new objects that failed for want of a value, each with how far the search for it came."""
+def _failed(report: Report, edit: Edit) -> list[tuple[str, ValueSearch]]:
+    """List the new objects that the model does not say, each with how far the search for its value came."""
     failed = {score.fact.text for score in report.facts_after or () if not took(score)}
     return [
         (fact.new_object, search)
         for fact, search in zip(edit.facts, value_searches(edit), strict=True)
-        if fact.text in failed and search is not None and search.probability < (search.wanted or REACHED)
+        if fact.text in failed and search is not None
     ]
+
+
+def _shorter(failed: list[tuple[str, ValueSearch]]) -> Iterator[str]:
+    """Say which length works where new objects that failed are longer."""
+    if long := [search.tokens for _, search in failed if search.tokens > MOST_TOKENS]:
+        size = f"{long[0]}" if len(long) == 1 else f"up to {max(long)} (of {len(long)} facts)"
+        yield (
+            f"One value seldom makes a model say a new object of more than {MOST_TOKENS} tokens, and this is one of "
+            f"{size}: give its first words, {MOST_TOKENS} tokens at most."
+        )
 
 
 def _why(missed: list[tuple[str, ValueSearch]]) -> Iterator[str]:
@@ -243,7 +256,8 @@ def _advice(editable: Editable, edit: Edit, missed: list[tuple[str, ValueSearch]
         options.append(f"another layer (--layers {which})")
     if len(edit.layers) > 1:
         options.append("a single layer (--spread 1)")
-    if steps := [search.steps for _, search in missed if search.steps == search.most_steps]:
+    short = [search for _, search in missed if search.tokens <= MOST_TOKENS]
+    if steps := [search.steps for search in short if search.steps == search.most_steps]:
         options.append(f"more than {steps[0]} steps (--set value.steps={2 * steps[0]})")
     if options:
         yield f"Try {', or '.join(options)}."
