@@ -219,7 +219,8 @@ def opened(
     """Find a checkpoint and read its config; of a GGUF file, this and the tokenizer are then in a folder."""
     _check_revision(name, revision)
     path = path_of(name, progress, weights=False)
-    common = {"revision": revision, "trust_remote_code": trust_remote_code, "local_files_only": is_local(path, name)}
+    local = path != name or is_local(path, name)
+    common = {"revision": revision, "trust_remote_code": trust_remote_code, "local_files_only": local}
     with readable(f"{name}: config.json cannot be read"):
         return Opened(name, path, AutoConfig.from_pretrained(path, **common), common)
 
