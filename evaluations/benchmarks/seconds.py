@@ -1,56 +1,129 @@
 """What a user waits for: the first `ffedit apply` on a model, a later one, an edit alone, and fifty facts at once.
 
-    python evaluations/benchmarks/seconds.py [--model smollm2] [--data evaluations/data/smollm2-counterfact.json]
+    python evaluations/benchmarks/seconds.py [--model NAME] [--data FACTS.json] [--rounds 3] [--out FILE.json]
 
-The first command begins with an empty cache: it converts the model where that is needed, and collects its
-statistics. Run it on an idle machine: the figures are of the clock.
+The first command of a round begins with an empty cache: it reads what there is of the model and collects statistics.
+Each command is a process of its own, of which peak memory and stages (`--log`) are told: seconds, products, and their
+share of this machine's own speed. Medians of the rounds are told, stages of the last. The edits are made in this
+process, loaded and warm. With `--published STEPS` the published procedure, as a plain loop of whole passes
+(`evaluations/scripts/rivals.py`), is timed for so many of its 25 steps, on the same fact. Run it on an idle machine:
+the figures are of the clock.
 """
 
+import json
 import os
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
+from statistics import median
+from typing import Any
 
 import click
 
 import ffedit
+from ffedit.cli.stages import Products, fastest_products
 from ffedit.layer_choice.published import auto_layer
 
 HERE = Path(__file__).parents[1]
 FACT = HERE.parent / "edits" / "eiffel-tower.json"
+PUBLISHED_STEPS = 25
 
 
-def timed(command: list[str]) -> float:
-    """Seconds that a command takes, the start of Python included."""
+def run(command: list[str], log: Path) -> dict[str, Any]:
+    """Return the seconds of a command, the start of Python included, its peak memory in bytes, and its stages."""
+    log.unlink(missing_ok=True)
     started = time.perf_counter()
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    return time.perf_counter() - started
+    done = subprocess.Popen([*command, "--log", str(log)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    _, status, usage = os.wait4(done.pid, 0)
+    seconds = time.perf_counter() - started
+    if status:
+        raise SystemExit(f"{' '.join(command)}: failed; see {log}")
+    lines = [line.partition("ffedit.cli.stages: ")[2] for line in log.read_text(encoding="utf-8").splitlines()]
+    return {"seconds": seconds, "peak": usage.ru_maxrss * 1024, "stages": [line for line in lines if line]}
+
+
+def timed(work: Callable[[], Any]) -> dict[str, float]:
+    """Return seconds, operations of products, and their share of this machine's speed."""
+    with Products() as products:
+        started = time.perf_counter()
+        work()
+        seconds = time.perf_counter() - started
+    operations = products.operations
+    return {"seconds": seconds, "operations": operations, "share": operations / seconds / fastest_products()}
+
+
+def size_of(folder: str) -> int:
+    """Return the bytes of the files in a folder."""
+    return sum(path.stat().st_size for path in Path(folder).rglob("*") if path.is_file())
 
 
 @click.command(help=__doc__)
 @click.option("--model", default="smollm2", show_default=True)
-@click.option(
-    "--data", default=HERE / "data" / "smollm2-counterfact.json", type=click.Path(exists=True, path_type=Path)
-)
-@click.option("--count", default=50, show_default=True, help="Facts at once, of different subjects.")
-def main(model: str, data: Path, count: int) -> None:
+@click.option("--data", default=HERE / "data/smollm2-counterfact.json", type=click.Path(exists=True, path_type=Path))
+@click.option("--count", default=50, show_default=True, help="Facts at once, of different subjects; 0: none.")
+@click.option("--rounds", default=3, show_default=True)
+@click.option("--published", default=0, show_default=True, help="Steps of the published procedure that are timed.")
+@click.option("--out", type=click.Path(path_type=Path), help="A JSON file to write the figures to.")
+def main(model: str, data: Path, count: int, rounds: int, published: int, out: Path | None) -> None:
     """Time the commands, then the edits inside one process."""
-    with tempfile.TemporaryDirectory() as cache:
-        os.environ["FFEDIT_CACHE"] = cache
+    found: dict[str, Any] = {"model": model, "rounds": rounds, "cores": os.cpu_count()}
+    with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "ffedit", "apply", str(FACT), "--model", model]
-        for name in ("first apply", "later apply"):
-            print(f"{name}: {timed(command):.1f} s", flush=True)
+        runs: dict[str, list[dict[str, Any]]] = {"first apply": [], "later apply": []}
+        for i in range(rounds):
+            os.environ["FFEDIT_CACHE"] = str(cache := Path(folder) / f"cache{i}")
+            for name, done in runs.items():
+                done.append(run(command, Path(folder) / "log"))
+                print(f"{name}, round {i + 1}: {done[-1]['seconds']:.1f} s", flush=True)
+        found["cache"] = size_of(str(cache))
+        for name, done in runs.items():
+            found[name] = {**done[-1], **{key: median(one[key] for one in done) for key in ("seconds", "peak")}}
+            print(f"{name}: {found[name]['seconds']:.1f} s, at most {found[name]['peak'] / 1e9:.1f} GB")
+            print("".join(f"    {stage}\n" for stage in done[-1]["stages"]), end="")
+        print(f"left in the cache: {found['cache'] / 1e9:.2f} GB", flush=True)
         editable = ffedit.load(model)
         layer = auto_layer(editable).layer
         stats = ffedit.stats(editable, layers=[layer])
         facts = list({fact.subject: fact for fact in ffedit.read_facts(data)}.values())[: count + 1]
         ffedit.edit(editable, facts[-1:], layers=[layer], stats=stats)  # fills what is filled once
-        for some in (facts[:1], facts[:count]):
-            started = time.perf_counter()
-            ffedit.edit(editable, some, layers=[layer], stats=stats)
-            print(f"edit of {len(some)}: {(time.perf_counter() - started) / len(some):.2f} s a fact", flush=True)
+        for some in (facts[:1], facts[:count]) if count else (facts[:1],):
+            each = [
+                timed(lambda some=some: ffedit.edit(editable, some, layers=[layer], stats=stats)) for _ in range(rounds)
+            ]
+            figures = {key: median(one[key] for one in each) for key in each[0]}
+            figures["seconds"] /= len(some)
+            found[f"edit of {len(some)}"] = figures
+            print(
+                f"edit of {len(some)}: {figures['seconds']:.2f} s a fact, {100 * figures['share']:.0f} % of the speed"
+            )
+        if published:
+            found["published"] = loop = published_loop(editable, facts[0], layer, stats, published)
+            times = loop["seconds"] / found["edit of 1"]["seconds"]
+            steps = f"{published} of {PUBLISHED_STEPS} steps, in proportion"
+            print(f"published, {steps}: {loop['seconds']:.1f} s, {times:.1f} times as long")
+    if out is not None:
+        out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+
+def published_loop(
+    editable: ffedit.Editable, fact: ffedit.Fact, layer: int, stats: Any, steps: int
+) -> dict[str, float]:
+    """Return the seconds of the published procedure, of which `steps` are run: those of all, in proportion."""
+    sys.path.append(str(HERE / "scripts"))
+    from rivals import PUBLISHED, published_rome, sampled_prefixes
+
+    ((_, moments),) = stats.items()
+    prefixes = sampled_prefixes(editable, PUBLISHED)
+
+    def once(count: int) -> dict[str, float]:
+        return timed(lambda: published_rome(editable, fact, layer, moments.C, prefixes, count))
+
+    one, some = once(1), once(steps)
+    step = (some["seconds"] - one["seconds"]) / max(1, steps - 1) if steps > 1 else one["seconds"]
+    return {"seconds": one["seconds"] + step * (PUBLISHED_STEPS - 1), "a step": step, "share": some["share"]}
 
 
 if __name__ == "__main__":
