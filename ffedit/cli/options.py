@@ -335,14 +335,14 @@ def output_options(command: Command) -> Command:
 
     @click.option("--json", "json_to", metavar="FILE|-", help="Write the result as one JSON object.")
     @click.option("--quiet", "-q", is_flag=True, help="Show nothing but errors.")
-    @click.option("--verbose", "-v", is_flag=True, help="Log on standard error what is done, and in which seconds.")
-    @click.option("--log", type=FILE, metavar="FILE", callback=_checked, help="Append that to a file, with the time.")
+    @click.option("--verbose", "-v", is_flag=True, help="Show reasons and all numbers; log each step, with its time.")
+    @click.option("--log", type=FILE, metavar="FILE", callback=_checked, help="Append the log to this file.")
     @functools.wraps(command)
     def wrapped(json_to: str | None, quiet: bool, verbose: bool, log: Path | None, **kwargs: Any) -> Any:
         if not is_first_process():
             return command(surface=Surface(quiet=True), **kwargs)
         with logged(verbose, log):
-            return command(surface=Surface(json_to, quiet), **kwargs)
+            return command(surface=Surface(json_to, quiet, verbose), **kwargs)
 
     return wrapped  # type: ignore[return-value]
 
@@ -398,11 +398,12 @@ class OneLine(logging.Formatter):
 class Surface:
     """The output of a command: a terminal, and optionally one JSON object, whose file is checked first."""
 
-    def __init__(self, json_to: str | None = None, quiet: bool = False) -> None:
+    def __init__(self, json_to: str | None = None, quiet: bool = False, verbose: bool = False) -> None:
         if json_to is not None and json_to != "-":
             check_file(Path(json_to))
         self.json_to = json_to
         self.quiet = quiet or json_to == "-"
+        self.verbose = verbose
         self._notes = not quiet
         self._console = PlainConsole(quiet=self.quiet)
         self._status: Status | None = None
