@@ -27,7 +27,7 @@ COMMANDS = {
     "choose-layer": "Find the layer to edit, by writing facts at a few and measuring.",
     "locate": "Find the layer that recalls a fact, by causal tracing.",
     "inspect": "See what the memories hold: one, those that a prompt fires, all, those of an edit.",
-    "methods": "List the methods: what each solves, and when to choose it.",
+    "methods": "List the methods, with the problem that each solves and when to choose it.",
     "stats": "Collect what ordinary text uses a layer for, once for many edits.",
     "evaluate": "Score facts on a model, before and after an edit.",
     "bench": "Compare methods on many facts: one by one, in batches, in sequences.",
@@ -96,7 +96,7 @@ class Lazy(click.RichGroup):
 @click.rich_config(HELP)
 @click.version_option(__version__, "--version", "-V", prog_name="ffedit")
 def cli() -> None:
-    """Find where a language model holds a fact, change it, measure what else moved, ship the model."""
+    """Find where a language model stores a fact, change it, measure what else changed, and export the model."""
 
 
 def main() -> None:

@@ -27,15 +27,23 @@ if TYPE_CHECKING:
 @options.output_options
 @click.argument("sources", nargs=-1, required=True, metavar="FACTS...")
 @reading_options
-@click.option("--methods", default=",".join(method_names()), help="Which, with commas.")
-@click.option("--mode", default="single", help="single, batch:N or sequential[:N].")
-@click.option("--out", type=options.FILE, required=True, metavar="DIR", help="Results; a run goes on where it stopped.")
-@click.option("--limit", type=options.COUNT, help="Only so many facts, the first ones.")
-@click.option("--where", metavar="NAME=VALUE", help="Only records with this field.")
+@click.option("--methods", default=",".join(method_names()), help="Methods to compare, separated by commas.")
+@click.option("--mode", default="single", help="single (facts one by one), batch:N or sequential[:N].")
+@click.option(
+    "--out",
+    type=options.FILE,
+    required=True,
+    metavar="DIR",
+    help="Folder for the results; an interrupted run is resumed.",
+)
+@click.option("--limit", type=options.COUNT, help="Use the first N facts only.")
+@click.option("--where", metavar="NAME=VALUE", help="Use only records in which this field has this value.")
 @click.option("--layers", "--layer", default="auto", help="auto, or one layer (4).")
 @options.solving_options
-@click.option("--text", type=options.FILE, help="Text for drift and perplexity.  [default: sampled from the model]")
-@click.option("--full/--no-full", default=True, help="Also what takes longest: sampled text.")
+@click.option(
+    "--text", type=options.FILE, help="Text for drift and perplexity.  [default: text sampled from the model]"
+)
+@click.option("--full/--no-full", default=True, help="Also measure sampled text, which takes longest.")
 @click.option("--force", is_flag=True, help="Replace the results of another run.")
 @options.asking_options
 @options.html_option

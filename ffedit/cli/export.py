@@ -18,7 +18,7 @@ from ffedit.loading.names import check_name
 @click.command()
 @output_options
 @click.argument("edit_from", type=edit_folder, metavar="EDIT_DIR")
-@click.option("--out", type=FILE, required=True, help="The folder, or FILE.gguf, to make.")
+@click.option("--out", type=FILE, required=True, help="Folder or FILE.gguf to write.")
 @click.option(
     "--format",
     type=click.Choice(["checkpoint", "adapter", "delta", "gguf"]),
@@ -26,10 +26,10 @@ from ffedit.loading.names import check_name
     "GGUF file that the base is from, edited.  [default: gguf for FILE.gguf, else checkpoint]",
 )
 @click.option(
-    "--model", "-m", help="The base: hub id, folder, smollm2, or FILE.gguf.  [default: what the edit was computed on]"
+    "--model", "-m", help="Base model: hub id, folder, smollm2, or FILE.gguf.  [default: the model of the edit]"
 )
 @writing_options
-@click.option("--no-originals", is_flag=True, help="Leave out the original matrices, which exact undo needs.")
+@click.option("--no-originals", is_flag=True, help="Leave out the original matrices, although exact undo needs them.")
 @PUSH
 def export(
     edit_from: Path, out: Path, model: str | None, no_originals: bool, hub: str | None, surface: Surface, **how: Any

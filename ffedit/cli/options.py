@@ -90,12 +90,12 @@ LOADING = {
         "--value-matrix", help="Path of the value matrix, where it is not recognised: ff.out, or layers.{}.ff.out."
     ),
     "device_map": click.option(
-        "--device-map", help="For a model that does not fit, instead of --device: auto fills CPU and disk, too."
+        "--device-map", help="Instead of --device, for a model that does not fit: auto also uses CPU memory and disk."
     ),
     "offload_folder": click.option(
-        "--offload", "offload_folder", type=FILE, help="Where such a model's weights go that no file holds."
+        "--offload", "offload_folder", type=FILE, help="Folder for the weights of such a model that are in no file."
     ),
-    "max_memory": click.option("--max-memory", callback=_sizes, help="What may be filled, by device: 0=20GB,cpu=64GB."),
+    "max_memory": click.option("--max-memory", callback=_sizes, help="Memory to use on each device: 0=20GB,cpu=64GB."),
 }
 
 
@@ -145,7 +145,7 @@ def model_options(command: Command) -> Command:
 
 asking_options = all_of(
     model_options,
-    click.option("--chat", is_flag=True, help="Ask in the model's chat template: a prompt is the user's turn."),
+    click.option("--chat", is_flag=True, help="Use the model's chat template, with each prompt as the user's turn."),
 )
 
 
@@ -170,11 +170,11 @@ writing_options = all_of(
         "--verify",
         default="auto",
         type=click.Choice(["auto", "tensors", "logits"]),
-        help="What a fresh process compares; auto: logits, too, where the model fits in memory.",
+        help="What a fresh process compares; auto includes logits if the model fits in memory.",
     ),
-    click.option("--force", is_flag=True, help="Replace the folder if it is there."),
+    click.option("--force", is_flag=True, help="Replace an existing folder."),
 )
-PUSH = click.option("--push-to-hub", "hub", metavar="NAME", help="Then upload it as this repository of the hub.")
+PUSH = click.option("--push-to-hub", "hub", metavar="NAME", help="Upload the result to this repository of the hub.")
 
 
 def pushed(path: Path | None, hub: str | None) -> str | None:
@@ -238,14 +238,14 @@ NUMBERS = all_of(
         "--preset",
         "preset_name",
         default="default",
-        help="default, or paper: the numbers for v* that were published with the method.",
+        help="default, or paper: the settings for v* that were published with the method.",
     ),
     click.option(
         "--set",
         "settings",
         multiple=True,
         metavar="NAME=VALUE",
-        help="Another number: value.steps=20, memit.ridge=0.01.",
+        help="Change a setting: value.steps=20, memit.ridge=0.01.",
     ),
     click.option("--seed", default=0, type=SEED),
 )
@@ -264,8 +264,11 @@ def number_options(command: Command) -> Command:
 
 
 solving_options = all_of(
-    click.option("--spread", default=1, type=COUNT, help="Layers that share the work."),
-    click.option("--corpus", help="Text or dataset for the key statistics.  [default: what ships, or sampled]"),
+    click.option("--spread", default=1, type=COUNT, help="Number of layers that share the edit."),
+    click.option(
+        "--corpus",
+        help="Text or dataset for the key statistics.  [default: neutral text, or text sampled from the model]",
+    ),
     click.option(
         "--stats",
         "stats_from",
@@ -273,7 +276,7 @@ solving_options = all_of(
         help="Key statistics that `ffedit stats --out` collected: a folder, or its name on the hub.",
     ),
     click.option(
-        "--protect", type=FILE, metavar="FILE", help="Names and texts that the edit must not touch, one a line."
+        "--protect", type=FILE, metavar="FILE", help="Names and texts that the edit must not change, one on each line."
     ),
     number_options,
 )
@@ -308,7 +311,7 @@ REQUIRE = click.option(
     default="",
     show_default=False,
     callback=lambda context, option, text: parse_requirements(text),
-    help='Conditions on the scores after: "efficacy>=0.95,specificity>=0.9".',
+    help='Conditions on the scores after the edit: "efficacy>=0.95,specificity>=0.9".',
 )
 
 

@@ -18,7 +18,7 @@ from ffedit.evaluator.verdict import BREAKING, knew_previous, took
 from ffedit.facts.text import counted, quoted
 
 MOST_ROWS = 8
-MOST_PROMPT = 60
+MOST_PROMPT, MOST_OLD = 60, 20
 # The answers that an edit should leave as they were, by the score that is measured on them.
 KINDS = {"specificity": "neighbor", "same_subject": "other fact", "locality": "unrelated question", "keep": "keep"}
 
@@ -69,7 +69,7 @@ def worse(report: Report) -> RenderableType | None:
 def _fact(report: Report, before: FactScores, after: FactScores) -> Line:
     """Say what became of one fact."""
     fact, moved = after.fact, _lost(_of_fact(before, after, "same_subject"))
-    old = fact.previous if fact.previous is not None and knew_previous(before) else before.says
+    old = fact.previous if fact.previous is not None and knew_previous(before) else quoted(before.says, MOST_OLD)
     if not took(after):
         status = Text(f"DID NOT TAKE: it says {quoted(after.says)}", style="bold red")
     elif took(before):
