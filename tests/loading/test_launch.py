@@ -129,7 +129,7 @@ def test_a_process_that_accelerate_left_alone_says_how_to_start_several(empty: P
     assert ran.err.index(ALONE) < ran.err.index("error: no file nowhere.json")
 
 
-def test_it_says_so_only_where_it_was_left_alone(
+def test_a_launch_of_a_single_process_is_noticed_and_nothing_else(
     empty: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command = ["bench", "nowhere.json", "--out", "out"]
