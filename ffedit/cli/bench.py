@@ -138,7 +138,7 @@ def _expected(
     except FactError:
         return None
     of = f"{counted(len(facts), 'fact')} by {', '.join(configs)}"
-    return f"About {duration(seconds)} for {of}, estimated from timed passes; a run goes on where it was interrupted."
+    return f"About {duration(seconds)} for {of}, estimated from timed passes; an interrupted run is resumed."
 
 
 def _highest_and_below(text: str, spread: int, depth: int) -> range | None:

@@ -170,7 +170,7 @@ writing_options = all_of(
         "--verify",
         default="auto",
         type=click.Choice(["auto", "tensors", "logits"]),
-        help="What a fresh process compares; auto includes logits if the model fits in memory.",
+        help="Comparison in a fresh process; auto includes logits if the model fits in memory.",
     ),
     click.option("--force", is_flag=True, help="Replace an existing folder."),
 )

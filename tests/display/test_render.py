@@ -163,7 +163,10 @@ def test_done() -> None:
     assert "specificity 1.00 → 0.98" in text and "drift 0.0003" in text and "Try" not in text
     assert verdict_view(report(), whole=False) is None, "the outcome says it"
     unmeasured = verdict(report(Scores(efficacy=1.0, generation=1.0), before=Scores(efficacy=0.0)))
-    assert "not measured, for want of prompts: specificity and same_subject" in unmeasured and "held" not in unmeasured
+    assert (
+        "not measured, since the fact has no prompts for it: specificity and same_subject" in unmeasured
+        and "held" not in unmeasured
+    )
 
 
 def test_done_but_something_broke() -> None:
@@ -196,7 +199,7 @@ def test_advice_names_only_what_is_possible() -> None:
     assert "another layer" not in everywhere and everywhere.endswith("Try a single layer (--spread 1).")
     assert "Try" not in verdict(failed, edited([0], 1, 0.7), 1), "one layer, and its value was found"
     stopped = verdict(failed, edited([0], 1, 0.01, steps=4), 1)
-    assert "after 4 of 25 steps" in stopped and "more than" not in stopped, "it did not end for want of steps"
+    assert "after 4 of 25 steps" in stopped and "more than" not in stopped, "it did not end because steps ran out"
     assert "Try" not in verdict(failed), "how it was edited is not known"
 
 

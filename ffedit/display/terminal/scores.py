@@ -212,7 +212,7 @@ def verdict_view(
 
 
 def _missed(report: Report, edit: Edit) -> list[tuple[str, ValueSearch]]:
-    """List the new objects that failed for want of a value, each with how far the search for it came."""
+    """List the new objects without a sufficient value, each with how far the search for it came."""
     failed = {score.fact.text for score in report.facts_after or () if not took(score)}
     return [
         (fact.new_object, search)
