@@ -16,9 +16,9 @@ from ffedit.display.terminal.layer_choice import why_layer
 from ffedit.display.terminal.messages import packing
 from ffedit.display.terminal.model_table import model_line, short_name
 from ffedit.display.terminal.outcome import outcome, worse
-from ffedit.display.terminal.plan import duration, plan
+from ffedit.display.terminal.plan import plan
 from ffedit.display.terminal.scores import before_after, verdict_view, what_it_says
-from ffedit.display.terminal.tables import ranges
+from ffedit.display.terminal.tables import duration, ranges
 from ffedit.editor.config import EditConfig
 from ffedit.editor.edit import Edit, applied_edits
 from ffedit.editor.protect import protected_texts
@@ -203,7 +203,8 @@ class Application:
             last = quoted(traced.tokens[traced.subject_last])
             token = last if len(self.facts) == 1 else "the last token of each subject"
         layers = f"layer{'s' if len(edit.layers) > 1 else ''} {ranges(edit.layers)}"
-        about = [f"{layers} of {short_name(self.editable)}{f' at {token}' if edit.keys else ''}", duration(seconds)]
+        model = f"{short_name(self.editable)}{' in its chat template' if self.editable.chat else ''}"
+        about = [f"{layers} of {model}{f' at {token}' if edit.keys else ''}", duration(seconds)]
         surface.show(outcome(report, [*about, *self.destinations.saved(saved)]), packing(edit))
         surface.show(verdict_view(report, edit, self.editable, surface.verbose), warnings(broken, surface.verbose))
         surface.show(worse(report), before_after(report), what_it_says(report) if surface.verbose else None)

@@ -131,7 +131,7 @@ def _expected(
 ) -> str | None:
     """Say how long the run takes, where nothing of it is there yet; facts that do not fit the model are left to it."""
     from ffedit.benchmark.estimate import bench_seconds
-    from ffedit.display.terminal.plan import duration
+    from ffedit.display.terminal.tables import duration
 
     try:
         seconds = bench_seconds(editable, facts, configs, mode, layers or ()) / processes

@@ -11,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress as Bars, Progr
 from rich.text import Text
 
 from ffedit.display.terminal.console import PlainConsole
-from ffedit.display.terminal.plan import duration
+from ffedit.display.terminal.tables import duration
 from ffedit.progress import Progress, silent
 
 INTERVAL = 10.0  # seconds, at least, before and between lines
