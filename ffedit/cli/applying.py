@@ -93,7 +93,7 @@ class Application:
         _tell_long_objects(surface, editable, facts)
         protected = protected_texts(editable, facts, config.key)
         for name in () if protected is None else protected.left_out:
-            surface.note(f"{name!r} is not protected: it is what a fact is about")
+            surface.note(f"{name!r} is not protected, because a fact is about it")
         stats = solving.stats(text, editable)
         ends["load"] = perf_counter()
         return cls(
@@ -215,4 +215,4 @@ def _tell_long_objects(surface: options.Surface, editable: Editable, facts: Sequ
     sizes = [len(editable.encode(fact.text, fact.new_object, fact.span).target_ids) for fact in facts]
     if long := [size for size in sizes if size > MOST_TOKENS]:
         found = f"{counted(len(long), 'new object')} of more than {MOST_TOKENS} tokens (up to {max(long)})"
-        surface.note(f"{found}: one value seldom makes a model say so many; give shorter ones")
+        surface.note(f"{found}: one value seldom makes a model say so many; use shorter objects")

@@ -107,7 +107,9 @@ def bench(
                 **how,
             )
     except KeyboardInterrupt as interrupt:
-        raise click.Abort(f"interrupted: {out} keeps what was measured; the same command goes on") from interrupt
+        raise click.Abort(
+            f"interrupted: {out} keeps the results so far; the same command resumes the run"
+        ) from interrupt
     missing = len(report.failures) + len(report.unusable)
     reasons = f"; {missing} could not be measured, and it says why" if missing else ""
     surface.show(headline_table(headline(report)), f"{out / 'report.md'} has all tables{reasons}")

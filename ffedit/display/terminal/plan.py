@@ -12,7 +12,7 @@ from ffedit.display.terminal.tables import duration, plain_table
 
 def plan(estimate: Estimate, written: str) -> RenderableType:
     """Render the stages of an edit with their seconds; `written` lists the files and folders that it would write."""
-    table = plain_table("stage", Column("what would be done", overflow="fold"), Column("about", justify="right"))
+    table = plain_table("stage", Column("step", overflow="fold"), Column("about", justify="right"))
     for stage in estimate.stages:
         table.add_row(stage.name, stage.words, duration(stage.seconds))
     table.add_row("", "in all", duration(estimate.seconds), style="bold")

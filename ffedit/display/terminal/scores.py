@@ -86,12 +86,12 @@ def all_scores(report: Report) -> Table:
     known = sum(fact.scores.knew == 1 for fact in report.facts_before)
     lines = [
         *(["in brackets: 95 % intervals over subjects"] if report.intervals_before else []),
-        "teacher_forced…, …token_accuracy and …argmax are teacher-forced: not what the model says by itself",
-        "gaps to generation: teacher_forced_gap of teacher_forced, token_accuracy_gap of token_accuracy",
+        "teacher_forced…, …token_accuracy and …argmax are teacher-forced, not free generation",
+        "teacher_forced_gap and token_accuracy_gap are the differences to generation",
     ]
     now = report.known[1] or report.known[0]
     if known and now.generation is not None:
-        lines.append(f"of the {known} facts that the model knew: generation {_share(now.generation)}")
+        lines.append(f"generation among the {known} facts that the model knew: {_share(now.generation)}")
     return _captioned(table, [*lines, *_not_measured(report), *map(str, report.left_out)])
 
 
