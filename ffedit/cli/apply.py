@@ -41,9 +41,7 @@ from ffedit.facts.fact import by_subject
 @click.option("--export", "export_to", type=options.FILE, help="Save the edited model in this folder, or FILE.gguf.")
 @options.PUSH
 @click.option("--force", is_flag=True, help="Replace existing folders, and save an edit even if it did not take.")
-@click.option(
-    "--plot", type=options.FILE, help="Draw the trace, or the average over several facts, as PNG, SVG or PDF."
-)
+@click.option("--plot", type=options.FILE, help="Draw the trace, or the average of several, as PNG, SVG or PDF.")
 @options.REQUIRE
 @click.option("--dry-run", is_flag=True, help="Show the steps and how long they take, and edit nothing.")
 @click.option("--strict", is_flag=True, help="Refuse an edit that breaks a guardrail; the default is to warn.")

@@ -15,9 +15,7 @@ from ffedit.errors import ModelError
 @output_options
 @click.argument("prompts", nargs=-1, required=True, metavar="PROMPT...")
 @asking_options
-@click.option(
-    "--edit", "edit_from", type=edit_folder, metavar="PATH", help="Show the answers before and after this edit."
-)
+@click.option("--edit", "edit_from", type=edit_folder, metavar="PATH", help="Compare the answers with this edit.")
 @click.option("--tokens", default=12, type=COUNT, help="Number of tokens of a completion.")
 def ask(prompts: tuple[str, ...], load_model: LoadModel, edit_from: Path | None, tokens: int, surface: Surface) -> None:
     """Complete each PROMPT greedily."""

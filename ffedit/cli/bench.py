@@ -34,15 +34,13 @@ if TYPE_CHECKING:
     type=options.FILE,
     required=True,
     metavar="DIR",
-    help="Folder for the results; an interrupted run is resumed.",
+    help="Folder for the results; a run there is resumed.",
 )
 @click.option("--limit", type=options.COUNT, help="Use the first N facts only.")
 @click.option("--where", metavar="NAME=VALUE", help="Use only records in which this field has this value.")
 @click.option("--layers", "--layer", default="auto", help="auto, or one layer (4).")
 @options.solving_options
-@click.option(
-    "--text", type=options.FILE, help="Text for drift and perplexity.  [default: text sampled from the model]"
-)
+@click.option("--text", type=options.FILE, help="Text for drift and perplexity.  [default: sampled text]")
 @click.option("--full/--no-full", default=True, help="Also measure sampled text, which takes longest.")
 @click.option("--force", is_flag=True, help="Replace the results of another run.")
 @options.asking_options

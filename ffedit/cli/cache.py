@@ -47,9 +47,7 @@ def list_entries(surface: Surface) -> None:
 
 
 @cache.command()
-@click.option(
-    "--max-size", type=_parsed(store.parse_size), metavar="SIZE", help="Size of all entries together, such as 2GB."
-)
+@click.option("--max-size", type=_parsed(store.parse_size), metavar="SIZE", help="Size of all entries, such as 2GB.")
 @click.option("--max-age", type=_parsed(store.parse_days), metavar="DAYS", help="Days since an entry was last used.")
 @output_options
 def prune(max_size: float | None, max_age: float | None, surface: Surface) -> None:

@@ -24,7 +24,7 @@ from ffedit.errors import FFEditError
     "edit_from",
     type=edit_folder,
     metavar="PATH",
-    help="Edit to compare.  [default: the edits in the checkpoint]",
+    help="Edit to compare.  [default: those in the checkpoint]",
 )
 @click.option("--tokens", default=24, type=COUNT, help="Number of tokens of an answer.")
 def chat(load_model: LoadModel, edit_from: Path | None, tokens: int, surface: Surface) -> None:

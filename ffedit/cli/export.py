@@ -25,9 +25,7 @@ from ffedit.loading.names import check_name
     help="A whole model, a LoRA adapter (for PEFT; FILE.gguf for llama.cpp), what is added to which parameter, or the "
     "GGUF file that the base is from, edited.  [default: gguf for FILE.gguf, else checkpoint]",
 )
-@click.option(
-    "--model", "-m", help="Base model: hub id, folder, smollm2, or FILE.gguf.  [default: the model of the edit]"
-)
+@click.option("--model", "-m", help="Hub id, folder, smollm2, or FILE.gguf of the base.  [default: that of the edit]")
 @writing_options
 @click.option("--no-originals", is_flag=True, help="Leave out the original matrices, although exact undo needs them.")
 @PUSH

@@ -59,9 +59,7 @@ def reading_options(command: Command) -> Command:
         metavar="NAME=FIELD,…",
         help="Fields of FACTS that are not recognised: target=object,prompt=question; dots lead into nested records.",
     )
-    @click.option(
-        "--language", help="The language to write (en), of records in several languages; the others are measured."
-    )
+    @click.option("--language", help="Language to edit (en), of several in a record; the others are measured.")
     @click.option("--skip-bad", is_flag=True, help="Leave out the records that cannot be used, and list them.")
     @functools.wraps(command)
     def wrapped(

@@ -25,9 +25,7 @@ if TYPE_CHECKING:
 def stack_options(command: options.Command) -> options.Command:
     """Add `model_options` and `--stack`; the command receives `load_stack`."""
 
-    @click.option(
-        "--stack", "half", type=click.Choice(["encoder", "decoder"]), help="Half of an encoder–decoder to inspect."
-    )
+    @click.option("--stack", "half", type=click.Choice(["encoder", "decoder"]), help="Half of an encoder–decoder.")
     @options.model_options
     @functools.wraps(command)
     def wrapped(half: str | None, load_model: Callable[..., Any], **kwargs: Any) -> Any:
@@ -90,7 +88,7 @@ def memory(
     "turns",
     multiple=True,
     metavar="L.I=FACTOR",
-    help="Scale a memory (or L.E.I): 0 suppresses it, 3 amplifies it.",
+    help="Scale a memory: 0 suppresses it, 3 amplifies it.",
 )
 @click.option("--promote", metavar="TOKEN", help="Show the memories to scale so that the answer is TOKEN.")
 @click.option("--top", default=3, type=options.COUNT, help="Number of memories of each layer to show.")
@@ -153,7 +151,7 @@ def edit(
     type=options.FILE,
     required=True,
     metavar="FOLDER",
-    help="Folder for the triggers and the report; an interrupted pass there is resumed.",
+    help="Folder for triggers and report; a pass there is resumed.",
 )
 @click.option("--top", default=50, type=options.COUNT, help="Number of triggers of each key.")
 @click.option("--positions", default=1000, type=options.COUNT, help="Number of positions to analyse in detail.")
@@ -162,11 +160,9 @@ def edit(
     nargs=2,
     default=(20, 10),
     type=options.COUNT,
-    help="How many keys to show, and how many triggers of each.",
+    help="Number of keys to show, and of triggers of each.",
 )
-@click.option(
-    "--merge", is_flag=True, help="Report on several FOLDERs together, which hold passes over different texts."
-)
+@click.option("--merge", is_flag=True, help="Report on FOLDERs together, passes over different texts.")
 @click.option("--force", is_flag=True, help="Start again, and replace the results in FOLDER.")
 @corpus_options
 @stack_options

@@ -46,7 +46,7 @@ SEVERS: dict[str, list[Part | None]] = {
 @click.option(
     "--window",
     type=options.COUNT,
-    help="Number of layers to restore together.  [default: a third of the depth, 3 to 10]",
+    help="Layers restored together.  [default: a third of the depth, 3 to 10]",
 )
 @click.option(
     "--sever", default="none", type=click.Choice(list(SEVERS)), help="Keep this module at its corrupted output."
@@ -58,7 +58,7 @@ SEVERS: dict[str, list[Part | None]] = {
     "--noise",
     default=3.0,
     type=click.FloatRange(0, min_open=True),
-    help="Size of the noise, in standard deviations σ of the embeddings.",
+    help="Size of the noise, in σ of the embeddings.",
 )
 @click.option(
     "--noise-scale",
@@ -75,16 +75,12 @@ SEVERS: dict[str, list[Part | None]] = {
     is_flag=True,
     help="Map, for one fact, how far an edit at each site reaches and how much it leaks to other names.",
 )
-@click.option(
-    "--aggregate", "averaged", is_flag=True, help="Average over facts by the role of the token; can be resumed."
-)
+@click.option("--aggregate", "averaged", is_flag=True, help="Average over facts by the role of the token.")
 @click.option("--sweep", is_flag=True, help="Also edit at each layer, and compare the scores with the trace.")
 @click.option("--method", default="memit", type=click.Choice(method_names()), help="Method used by --sweep.")
 @options.number_options
 @click.option("--plot", type=options.FILE, help="Draw the traces as PNG, SVG or PDF.")
-@click.option(
-    "--save", type=options.FILE, metavar="FILE.npz", help="Write the effects as numbers, with the names of their axes."
-)
+@click.option("--save", type=options.FILE, metavar="FILE.npz", help="Write the effects and the names of their axes.")
 def locate(
     facts: list[Fact],
     left_out: Sequence[LeftOutRecords] = (),

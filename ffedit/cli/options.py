@@ -90,10 +90,10 @@ LOADING = {
         "--value-matrix", help="Path of the value matrix, where it is not recognised: ff.out, or layers.{}.ff.out."
     ),
     "device_map": click.option(
-        "--device-map", help="Instead of --device, for a model that does not fit: auto also uses CPU memory and disk."
+        "--device-map", help="Like --device, for a model that does not fit: auto also uses CPU memory and disk."
     ),
     "offload_folder": click.option(
-        "--offload", "offload_folder", type=FILE, help="Folder for the weights of such a model that are in no file."
+        "--offload", "offload_folder", type=FILE, help="Folder for its weights that are in no file."
     ),
     "max_memory": click.option("--max-memory", callback=_sizes, help="Memory to use on each device: 0=20GB,cpu=64GB."),
 }
@@ -276,7 +276,7 @@ solving_options = all_of(
         help="Key statistics that `ffedit stats --out` collected: a folder, or its name on the hub.",
     ),
     click.option(
-        "--protect", type=FILE, metavar="FILE", help="Names and texts that the edit must not change, one on each line."
+        "--protect", type=FILE, metavar="FILE", help="Names and texts that must not change, one on each line."
     ),
     number_options,
 )

@@ -141,7 +141,7 @@ def test_what_was_not_measured_is_left_out() -> None:
     bare = Sweep((LayerScore(0, 0.1, 1.0, None, None, None), LayerScore(1, None, 0.5, None, None, None)), 0, None)
     lines = shown(compare_layers(bare)).splitlines()
     assert lines[2].split() == ["0", "0.10", "1.00", "tracing,", "sweep"] and lines[3].split() == ["1", "0.50"]
-    assert "cannot be said" in words(compare_layers(bare))
+    assert "It is unknown whether" in words(compare_layers(bare))
     assert words(compare_layers(bare)).endswith(
         "Not measured, since no fact has prompts for it: paraphrase and specificity; the score is that of the others."
     )
