@@ -109,7 +109,7 @@ def test_the_outcome_counts_what_took_and_what_moved() -> None:
     measured = asked_report([False, False, True, False, True, True], [True, False, True, False, True, False])
     lines = shown(outcome(measured, ["layer 4", "9 s"]), 120).splitlines()
     assert lines[0] == "The Eiffel Tower is in   Paris → Rome   took; one other fact moved"
-    counts = "says it in 2 of 3 wordings · 1 of 1 neighbor as before · 1 of 2 other facts as before"
+    counts = "says it in 2 of 3 wordings · 1 of 1 known neighbor as before · 1 of 2 other facts as before"
     assert lines[1:] == [f"{counts} · text as fluent as before", "layer 4 · 9 s"]
     table = shown(worse(measured)).splitlines()
     assert table[0].split() == ["changed", "for", "the", "worse", "before", "after"] and len(table) == 3

@@ -20,7 +20,12 @@ from ffedit.facts.text import counted, quoted
 MOST_ROWS = 8
 MOST_PROMPT, MOST_OLD = 60, 20
 # The answers that an edit should leave as they were, by the score that is measured on them.
-KINDS = {"specificity": "neighbor", "same_subject": "other fact", "locality": "unrelated question", "keep": "keep"}
+KINDS = {
+    "specificity": "neighbor",
+    "same_subject": "other fact",
+    "locality": "unrelated question",
+    "keep": "kept answer",
+}
 
 
 @dataclass(frozen=True)
@@ -97,7 +102,8 @@ def _counts(report: Report) -> Iterator[str]:
         sides = _asked(report, score)
         known = sum(bool(before.right) for before, _ in sides)
         if known:
-            yield f"{known - _lost(sides)} of {counted(known, name)} as before"
+            which = name if known == len(sides) else f"known {name}"
+            yield f"{known - _lost(sides)} of {counted(known, which)} as before"
         elif sides:
             yield f"{counted(len(sides), name)} asked, none known before"
     breaks = verdict.damage.keys() & BREAKING.keys()
