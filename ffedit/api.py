@@ -164,7 +164,7 @@ def stats(
     Args:
         editable: the model.
         layers: which; None for all.
-        corpus: the text; by default the one that ships, or, where the model does not speak it, what it samples.
+        corpus: the text; by default the built-in one, or sampled text if the model does not speak it.
         tolerance: stop early when, in every layer, more text would spare other text no more than this share of what an
             edit adds to it (`KeyMoments.convergence`).
         progress: called with the progress.

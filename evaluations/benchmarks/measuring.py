@@ -35,6 +35,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 import ffedit
 from ffedit.editor.provenance import versions
 
+sys.path.append(str(Path(__file__).parents[2] / "tests" / "reference"))  # the plain loops that benchmarks compare with
 MiB = 2**20
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 HERE = Path(__file__).parents[2]
 PAGE = HERE / "docs" / "reliability.md"
-BEGIN, END = "<!-- made by evaluations/reliability/table.py -->", "<!-- end of what is made -->"
+BEGIN, END = "<!-- made by evaluations/reliability/table.py -->", "<!-- end of the table -->"
 # Driver, its reports, and how many faults of ffedit it found that were mended (the page lists them).
 DRIVERS = (
     ("kill.py", ("kill", "kill-calls", "kill-apply", "kill-exports", "kill-bench"), 9),

@@ -110,7 +110,7 @@ def configured(methods: Sequence[str], config: EditConfig | Mapping[str, EditCon
 def held_out(config: EditConfig, facts: Sequence[Fact]) -> EditConfig:
     """Take from the names that C knows those that are asked about: scores are to hold for names that no edit has seen.
 
-    These are the names that ship and stand in a probe of another subject (`Fact.neighbors`).
+    These are the built-in names in a probe of another subject (`Fact.neighbors`).
     """
     if not config.key.names_weight:
         return config

@@ -26,9 +26,9 @@ COMMANDS = {
     "run": "Make the edit of a recipe, a YAML file.",
     "choose-layer": "Find the layer to edit, by writing facts at a few and measuring.",
     "locate": "Find the layer that recalls a fact, by causal tracing.",
-    "inspect": "See what the memories hold: one, those that a prompt fires, all, those of an edit.",
-    "methods": "List the methods: what each solves, and when to choose it.",
-    "stats": "Collect what ordinary text uses a layer for, once for many edits.",
+    "inspect": "Show what memories store: one memory, those of a prompt or an edit, or all.",
+    "methods": "List the methods, with the problem that each solves and when to choose it.",
+    "stats": "Collect the key statistics of ordinary text, once for many edits.",
     "evaluate": "Score facts on a model, before and after an edit.",
     "bench": "Compare methods on many facts: one by one, in batches, in sequences.",
     "harness": "Run general tasks of lm-evaluation-harness before and after an edit.",
@@ -38,9 +38,9 @@ COMMANDS = {
     "export": "Write an edit into its base as a checkpoint, or as an adapter for it.",
     "undo": "Take an edit out of an exported checkpoint, bit for bit.",
     "convert": "Make a whole checkpoint of an adapter and its base, or of pickled weights.",
-    "show": "Show what an edit holds: facts, method, numbers, scores.",
-    "diff": "Compare two checkpoints: what changed, and of which rank.",
-    "doctor": "Show versions, devices, and what can be edited in a model.",
+    "show": "Show an edit: facts, method, settings, scores.",
+    "diff": "Compare two checkpoints: the changed matrices and their rank.",
+    "doctor": "Show versions, devices, and the editable parts of a model.",
     "cache": "List or clear what ffedit keeps between runs.",
 }
 # The headings of `--help`; what is named nowhere here stands under "Options".
@@ -96,7 +96,7 @@ class Lazy(click.RichGroup):
 @click.rich_config(HELP)
 @click.version_option(__version__, "--version", "-V", prog_name="ffedit")
 def cli() -> None:
-    """Find where a language model holds a fact, change it, measure what else moved, ship the model."""
+    """Find where a language model stores a fact, change it, measure what else changed, and export the model."""
 
 
 def main() -> None:

@@ -18,23 +18,33 @@ from ffedit.facts.fact import by_subject
 @options.output_options
 @fact_options
 @options.asking_options
-@click.option("--layers", "--layer", default="auto", help="auto (the usual), trace (the facts'), sweep, N, or A-B.")
+@click.option(
+    "--layers",
+    "--layer",
+    default="auto",
+    help="auto (published or default), trace (where the facts are recalled), sweep, N, or A-B.",
+)
 @click.option(
     "--fact-token",
     default="subject_last",
-    help="Where k* is read: subject_last, subject_first, last, a number (-2: the subject's last but one), or a word.",
+    help="Token of the key: subject_last, subject_first, last, a number (-2: the subject's last but one), or a word.",
 )
-@click.option("--method", default="memit", type=click.Choice(method_names()), help="See `methods`.")
+@click.option(
+    "--method",
+    default="memit",
+    type=click.Choice(method_names()),
+    help="Method of editing; `ffedit methods` explains them.",
+)
 @options.solving_options
 @click.option("--out", type=options.FILE, help="Save the edit in this folder.")
 @click.option("--save-recipe", type=options.FILE, help="Write the recipe of this edit, a YAML file for `ffedit run`.")
 @click.option("--export", "export_to", type=options.FILE, help="Save the edited model in this folder, or FILE.gguf.")
 @options.PUSH
-@click.option("--force", is_flag=True, help="Replace folders that are there; save also an edit that did not take.")
-@click.option("--plot", type=options.FILE, help="Draw the trace (of several facts, the average) as PNG, SVG or PDF.")
+@click.option("--force", is_flag=True, help="Replace existing folders, and save an edit even if it did not take.")
+@click.option("--plot", type=options.FILE, help="Draw the trace, or the average of several, as PNG, SVG or PDF.")
 @options.REQUIRE
-@click.option("--dry-run", is_flag=True, help="Say what would be done, how long it takes, and edit nothing.")
-@click.option("--strict", is_flag=True, help="Refuse an edit that breaks a guardrail, instead of warning.")
+@click.option("--dry-run", is_flag=True, help="Show the steps and how long they take, and edit nothing.")
+@click.option("--strict", is_flag=True, help="Refuse an edit that breaks a guardrail; the default is to warn.")
 @options.html_option
 def apply(
     solving: options.Solving, surface: options.Surface, dry_run: bool, html: Path | None, method: str, **given: Any

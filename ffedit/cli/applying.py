@@ -14,8 +14,11 @@ from ffedit.cli.destinations import Destinations
 from ffedit.display.terminal.heat_map import heat_map
 from ffedit.display.terminal.layer_choice import why_layer
 from ffedit.display.terminal.messages import packing
+from ffedit.display.terminal.model_table import model_line, short_name
+from ffedit.display.terminal.outcome import outcome, worse
 from ffedit.display.terminal.plan import plan
 from ffedit.display.terminal.scores import before_after, verdict_view, what_it_says
+from ffedit.display.terminal.tables import duration, ranges
 from ffedit.editor.config import EditConfig
 from ffedit.editor.edit import Edit, applied_edits
 from ffedit.editor.protect import protected_texts
@@ -23,14 +26,14 @@ from ffedit.evaluator import METRICS, Report, questions
 from ffedit.facts.fact import Fact
 from ffedit.facts.fact_token import FactToken, check_word
 from ffedit.facts.reading import LeftOutRecords
-from ffedit.facts.text import counted
+from ffedit.facts.text import counted, quoted
 from ffedit.inference.corpus import Corpus
 from ffedit.layer_choice.choose import Found, find_layer, known_layer, spread_below
 from ffedit.loading.distributed import ProcessGroup
 from ffedit.model.editable import Editable
 from ffedit.model.memory import Address
 from ffedit.progress import Progress
-from ffedit.safety.guardrails import breaches, refusal, warnings
+from ffedit.safety.guardrails import Breach, breaches, refusal, warnings
 from ffedit.safety.require import Requirement, not_taken, unmet
 
 # Tokens of a new object that one value makes a model say: of longer ones SmolLM2-135M says the beginning.
@@ -83,14 +86,14 @@ class Application:
         for fact in facts:
             check_word(fact_token, fact.subject)
         ends, group = {"start": perf_counter()}, options.join(surface)
-        editable = load_model()
+        editable = load_model(show=surface.verbose)
         destinations.check_model(editable)
         allowed = options.parse_layers(layers, len(editable.layers))
         questions(editable, facts, facts)
         _tell_long_objects(surface, editable, facts)
         protected = protected_texts(editable, facts, config.key)
         for name in () if protected is None else protected.left_out:
-            surface.note(f"{name!r} is not protected: it is what a fact is about")
+            surface.note(f"{name!r} is not protected, because a fact is about it")
         stats = solving.stats(text, editable)
         ends["load"] = perf_counter()
         return cls(
@@ -121,7 +124,7 @@ class Application:
         planned = estimate(
             self.editable, self.facts, self.method, layer, self.layers, self.spread, self.config, to_read
         )
-        self.surface.show(plan(planned, self.destinations.words()))
+        self.surface.show(model_line(self.editable), plan(planned, self.destinations.words()))
         self.surface.write_json({"model": self.editable.name, "estimate": planned.to_dict()})
 
     def run(self) -> None:
@@ -142,7 +145,8 @@ class Application:
             found = find_layer(
                 self.editable, self.facts, self.layers, self.allowed, self.method, self.config, self.stats, progress
             )
-            self.surface.show(heat_map(found.traces, found.layer), why_layer(found, self.layers))
+            if self.surface.verbose or found.by in ("trace", "sweep"):  # else nobody asked where it is recalled
+                self.surface.show(heat_map(found.traces, found.layer), why_layer(found, self.layers))
             choices.append(found)
             return found.layer
 
@@ -171,15 +175,18 @@ class Application:
         surface, destinations, broken = self.surface, self.destinations, breaches(self.editable, edit, report)
         edit = replace(measured, updates=edit.updates).scored(report)
         edit = edit.noted(warnings=[breach.words for breach in broken], inputs=self.solving.inputs)
-        verdict = verdict_view(report, edit, self.editable)
-        surface.show(packing(measured), before_after(report), what_it_says(report), verdict, warnings(broken))
         failure = unmet(self.require, report.after or report.before) or (refusal(broken) if self.strict else None)
         failure = failure or (None if destinations.force else not_taken(report.verdict))
         saved = {"edit": destinations.out, "checkpoint": destinations.export_to} if failure is None else {}
         applied = result.applied(self.editable, edit, found, report, self.ends, saved, self.layers, self.left_out)
-        with surface.json_ready(applied), destinations.pictures_ready(applied, found):
-            if failure is None:
-                destinations.save(self.editable, edit)
+        done = False
+        try:
+            with surface.json_ready(applied), destinations.pictures_ready(applied, found):
+                if failure is None:
+                    destinations.save(self.editable, edit)
+            done = failure is None
+        finally:  # the result is shown also where it cannot be saved
+            self._show(found, edit, report, broken, done)
         if failure is not None:
             raise failure
         surface.show(
@@ -187,10 +194,25 @@ class Application:
             destinations.next_step(self.facts[0], self.editable.chat),
         )
 
+    def _show(self, found: Found, edit: Edit, report: Report, broken: Sequence[Breach], saved: bool) -> None:
+        """Show what became of the facts, what changed for the worse, and the scores; with `--verbose`, all."""
+        surface, seconds = self.surface, perf_counter() - self.ends["start"]
+        token = self.config.key.fact_token
+        if token == "subject_last":
+            traced = found.traces.traces[0]
+            last = quoted(traced.tokens[traced.subject_last])
+            token = last if len(self.facts) == 1 else "the last token of each subject"
+        layers = f"layer{'s' if len(edit.layers) > 1 else ''} {ranges(edit.layers)}"
+        model = f"{short_name(self.editable)}{' in its chat template' if self.editable.chat else ''}"
+        about = [f"{layers} of {model}{f' at {token}' if edit.keys else ''}", duration(seconds)]
+        surface.show(outcome(report, [*about, *self.destinations.saved(saved)]), packing(edit))
+        surface.show(verdict_view(report, edit, self.editable, surface.verbose), warnings(broken, surface.verbose))
+        surface.show(worse(report), before_after(report), what_it_says(report) if surface.verbose else None)
+
 
 def _tell_long_objects(surface: options.Surface, editable: Editable, facts: Sequence[Fact]) -> None:
     """Say how many new objects are longer than one value holds; whether they took is measured."""
     sizes = [len(editable.encode(fact.text, fact.new_object, fact.span).target_ids) for fact in facts]
     if long := [size for size in sizes if size > MOST_TOKENS]:
         found = f"{counted(len(long), 'new object')} of more than {MOST_TOKENS} tokens (up to {max(long)})"
-        surface.note(f"{found}: one value seldom makes a model say so many; give shorter ones")
+        surface.note(f"{found}: one value seldom makes a model say so many; use shorter objects")

@@ -15,10 +15,10 @@ from ffedit.errors import ModelError
 @output_options
 @click.argument("prompts", nargs=-1, required=True, metavar="PROMPT...")
 @asking_options
-@click.option("--edit", "edit_from", type=edit_folder, metavar="PATH", help="Show the answers before and after it.")
-@click.option("--tokens", default=12, type=COUNT, help="Length of a completion.")
+@click.option("--edit", "edit_from", type=edit_folder, metavar="PATH", help="Compare the answers with this edit.")
+@click.option("--tokens", default=12, type=COUNT, help="Number of tokens of a completion.")
 def ask(prompts: tuple[str, ...], load_model: LoadModel, edit_from: Path | None, tokens: int, surface: Surface) -> None:
-    """Complete PROMPTs greedily."""
+    """Complete each PROMPT greedily."""
     from ffedit.display.terminal.scores import sayings
     from ffedit.inference.generation import completions
 

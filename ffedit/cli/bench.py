@@ -27,15 +27,21 @@ if TYPE_CHECKING:
 @options.output_options
 @click.argument("sources", nargs=-1, required=True, metavar="FACTS...")
 @reading_options
-@click.option("--methods", default=",".join(method_names()), help="Which, with commas.")
-@click.option("--mode", default="single", help="single, batch:N or sequential[:N].")
-@click.option("--out", type=options.FILE, required=True, metavar="DIR", help="Results; a run goes on where it stopped.")
-@click.option("--limit", type=options.COUNT, help="Only so many facts, the first ones.")
-@click.option("--where", metavar="NAME=VALUE", help="Only records with this field.")
+@click.option("--methods", default=",".join(method_names()), help="Methods to compare, separated by commas.")
+@click.option("--mode", default="single", help="single (facts one by one), batch:N or sequential[:N].")
+@click.option(
+    "--out",
+    type=options.FILE,
+    required=True,
+    metavar="DIR",
+    help="Folder for the results; a run there is resumed.",
+)
+@click.option("--limit", type=options.COUNT, help="Use the first N facts only.")
+@click.option("--where", metavar="NAME=VALUE", help="Use only records in which this field has this value.")
 @click.option("--layers", "--layer", default="auto", help="auto, or one layer (4).")
 @options.solving_options
-@click.option("--text", type=options.FILE, help="Text for drift and perplexity.  [default: sampled from the model]")
-@click.option("--full/--no-full", default=True, help="Also what takes longest: sampled text.")
+@click.option("--text", type=options.FILE, help="Text for drift and perplexity.  [default: sampled text]")
+@click.option("--full/--no-full", default=True, help="Also measure sampled text, which takes longest.")
 @click.option("--force", is_flag=True, help="Replace the results of another run.")
 @options.asking_options
 @options.html_option
@@ -99,7 +105,9 @@ def bench(
                 **how,
             )
     except KeyboardInterrupt as interrupt:
-        raise click.Abort(f"interrupted: {out} keeps what was measured; the same command goes on") from interrupt
+        raise click.Abort(
+            f"interrupted: {out} keeps the results so far; the same command resumes the run"
+        ) from interrupt
     missing = len(report.failures) + len(report.unusable)
     reasons = f"; {missing} could not be measured, and it says why" if missing else ""
     surface.show(headline_table(headline(report)), f"{out / 'report.md'} has all tables{reasons}")
@@ -123,14 +131,14 @@ def _expected(
 ) -> str | None:
     """Say how long the run takes, where nothing of it is there yet; facts that do not fit the model are left to it."""
     from ffedit.benchmark.estimate import bench_seconds
-    from ffedit.display.terminal.plan import duration
+    from ffedit.display.terminal.tables import duration
 
     try:
         seconds = bench_seconds(editable, facts, configs, mode, layers or ()) / processes
     except FactError:
         return None
     of = f"{counted(len(facts), 'fact')} by {', '.join(configs)}"
-    return f"About {duration(seconds)} for {of}, estimated from timed passes; a run goes on where it was interrupted."
+    return f"About {duration(seconds)} for {of}, estimated from timed passes; an interrupted run is resumed."
 
 
 def _highest_and_below(text: str, spread: int, depth: int) -> range | None:

@@ -47,11 +47,11 @@ def list_entries(surface: Surface) -> None:
 
 
 @cache.command()
-@click.option("--max-size", type=_parsed(store.parse_size), metavar="SIZE", help="Of all entries, such as 2GB.")
-@click.option("--max-age", type=_parsed(store.parse_days), metavar="DAYS", help="Since an entry was last used.")
+@click.option("--max-size", type=_parsed(store.parse_size), metavar="SIZE", help="Size of all entries, such as 2GB.")
+@click.option("--max-age", type=_parsed(store.parse_days), metavar="DAYS", help="Days since an entry was last used.")
 @output_options
 def prune(max_size: float | None, max_age: float | None, surface: Surface) -> None:
-    """Delete what is beyond the limits, the least recently used first; what was used within a day stays."""
+    """Delete entries beyond the limits, the least recently used first; entries used within a day stay."""
     usual = store.Limits.set()
     limits = store.Limits(usual.size if max_size is None else max_size, usual.age if max_age is None else max_age)
     _freed(store.prune(limits), surface)

@@ -19,13 +19,19 @@ from ffedit.errors import FFEditError
 @click.command()
 @output_options
 @asking_options
-@click.option("--edit", "edit_from", type=edit_folder, metavar="PATH", help="[default: those in the checkpoint]")
-@click.option("--tokens", default=24, type=COUNT, help="Length of an answer.")
+@click.option(
+    "--edit",
+    "edit_from",
+    type=edit_folder,
+    metavar="PATH",
+    help="Edit to compare.  [default: those in the checkpoint]",
+)
+@click.option("--tokens", default=24, type=COUNT, help="Number of tokens of an answer.")
 def chat(load_model: LoadModel, edit_from: Path | None, tokens: int, surface: Surface) -> None:
-    """Type prompts, and read what the model says before and after an edit, side by side.
+    """Type prompts and read the answers before and after an edit, side by side.
 
-    Each prompt is asked by itself, with --chat in the model's chat template. An empty line or Ctrl-D ends; lines that
-    are piped in are answered as well.
+    Each prompt is asked alone, with --chat in the model's chat template. An empty line or Ctrl-D ends the chat. Lines
+    from a pipe are answered, too.
     """
     from ffedit.display.terminal.scores import two_columns
     from ffedit.editor.edit import unedited

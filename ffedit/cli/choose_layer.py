@@ -14,8 +14,13 @@ from ffedit.editor.names import method_names
 @options.output_options
 @click.argument("sources", nargs=-1, metavar="[FACTS]...")
 @reading_options
-@click.option("--layers", "--layer", default="auto", help="To try: N, A-B, or auto: a few shares of the depth.")
-@click.option("--method", default="memit", type=click.Choice(method_names()), help="Of the edits.")
+@click.option(
+    "--layers",
+    "--layer",
+    default="auto",
+    help="Layers to try: N, A-B, or auto, which takes some at fixed shares of the depth.",
+)
+@click.option("--method", default="memit", type=click.Choice(method_names()), help="Method of the edits.")
 @options.asking_options
 def choose_layer(
     sources: tuple[str, ...],
@@ -25,7 +30,7 @@ def choose_layer(
     load_model: options.LoadModel,
     surface: options.Surface,
 ) -> None:
-    """Write facts that the model knows, of FACTS or of those that ship, at a few layers, and say which is best."""
+    """Try edits at several layers, with facts of FACTS or with built-in ones, and name the best layer."""
     sifted = reading.sift(sources, surface) if sources else None
     facts = None if sifted is None else list(sifted.facts)
 

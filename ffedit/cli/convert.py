@@ -14,7 +14,7 @@ from ffedit.files.atomic import check_free
 @click.command()
 @output_options
 @click.argument("folder", type=FILE)
-@click.option("--out", type=FILE, required=True, help="The folder to make.")
+@click.option("--out", type=FILE, required=True, help="Folder to write.")
 @click.option("--base", help="The model that an adapter is merged into.  [default: the one that its config names]")
 @LOADING["revision"]
 @click.option("--force", is_flag=True, help="Replace an existing folder.")

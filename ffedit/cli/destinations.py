@@ -116,6 +116,16 @@ class Destinations:
         paths = (self.out, self.export_to, self.plot, self.html, self.save_recipe, self.json_to)
         return ", ".join(str(path) for path in paths if path not in (None, "-"))
 
+    def saved(self, done: bool) -> list[str]:
+        """List the folders that were written, with the command that undoes an export; or say that none was."""
+        folders = [path for path in (self.out, self.export_to) if path is not None]
+        if not folders or not done:
+            return ["not saved"]
+        parts = ["saved " + " and ".join(f"{path}{'' if path.suffix == '.gguf' else '/'}" for path in folders)]
+        if self.export_to is not None and not self.is_gguf:
+            parts.append(f"undo: {join(['ffedit', 'undo', str(self.export_to), '--out', 'as-before'])}")
+        return parts
+
     def next_step(self, fact: Fact, chat: bool) -> RenderableType:
         """Suggest the commands to type next."""
         ask = ["ffedit", "ask", fact.text, *(["--chat"] if chat else [])]

@@ -15,8 +15,8 @@ from ffedit.files.atomic import check_free
 @output_options
 @click.argument("base")
 @click.argument("edited")
-@click.option("--rank", type=click.IntRange(1), help="Directions to recover.  [default: all above rounding]")
-@click.option("--out", type=FILE, metavar="EDIT_DIR", help="Save what changed as an edit of BASE.")
+@click.option("--rank", type=click.IntRange(1), help="Number of directions to recover.  [default: all above rounding]")
+@click.option("--out", type=FILE, metavar="EDIT_DIR", help="Save the difference as an edit of BASE.")
 @click.option("--force", is_flag=True, help="Replace EDIT_DIR.")
 def diff(base: str, edited: str, rank: int | None, out: Path | None, force: bool, surface: Surface) -> None:
     """Compare two checkpoint folders (or cached hub ids, or embedded models), tensor by tensor."""

@@ -25,11 +25,9 @@ UNLIKE = Text("The edit was computed in the model's chat template; measured with
 @click.option(
     "--edit", "edit_from", type=options.edit_folder, metavar="PATH", help="Measure before and after this edit."
 )
-@click.option("--edited", help="Or before, and on this checkpoint after, edited by anything: hub id or folder.")
-@click.option(
-    "--text", type=options.FILE, help="Drift and perplexity on this text file.  [default: sampled from the model]"
-)
-@click.option("--explain", is_flag=True, help="Of each answer that --edit gets wrong: did its key or its value fail?")
+@click.option("--edited", help="Compare with this checkpoint, edited by any tool: hub id or folder.")
+@click.option("--text", type=options.FILE, help="Text file for drift and perplexity.  [default: sampled text]")
+@click.option("--explain", is_flag=True, help="Explain each wrong answer of --edit: did its key or its value fail?")
 @options.html_option
 def evaluate(
     facts: list[Fact],

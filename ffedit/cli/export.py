@@ -18,18 +18,16 @@ from ffedit.loading.names import check_name
 @click.command()
 @output_options
 @click.argument("edit_from", type=edit_folder, metavar="EDIT_DIR")
-@click.option("--out", type=FILE, required=True, help="The folder, or FILE.gguf, to make.")
+@click.option("--out", type=FILE, required=True, help="Folder or FILE.gguf to write.")
 @click.option(
     "--format",
     type=click.Choice(["checkpoint", "adapter", "delta", "gguf"]),
     help="A whole model, a LoRA adapter (for PEFT; FILE.gguf for llama.cpp), what is added to which parameter, or the "
     "GGUF file that the base is from, edited.  [default: gguf for FILE.gguf, else checkpoint]",
 )
-@click.option(
-    "--model", "-m", help="The base: hub id, folder, smollm2, or FILE.gguf.  [default: what the edit was computed on]"
-)
+@click.option("--model", "-m", help="Hub id, folder, smollm2, or FILE.gguf of the base.  [default: that of the edit]")
 @writing_options
-@click.option("--no-originals", is_flag=True, help="Leave out the original matrices, which exact undo needs.")
+@click.option("--no-originals", is_flag=True, help="Leave out the original matrices, although exact undo needs them.")
 @PUSH
 def export(
     edit_from: Path, out: Path, model: str | None, no_originals: bool, hub: str | None, surface: Surface, **how: Any

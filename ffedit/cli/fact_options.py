@@ -59,8 +59,8 @@ def reading_options(command: Command) -> Command:
         metavar="NAME=FIELD,…",
         help="Fields of FACTS that are not recognised: target=object,prompt=question; dots lead into nested records.",
     )
-    @click.option("--language", help="Of records in several languages, the one to write (en); the others are asked.")
-    @click.option("--skip-bad", is_flag=True, help="Go on without the records that cannot be used, and list them.")
+    @click.option("--language", help="Language to edit (en), of several in a record; the others are measured.")
+    @click.option("--skip-bad", is_flag=True, help="Leave out the records that cannot be used, and list them.")
     @functools.wraps(command)
     def wrapped(
         sources: tuple[str, ...], fields: dict[str, str], language: str | None, skip_bad: bool, **kwargs: Any
@@ -80,10 +80,10 @@ def fact_options(command: Command) -> Command:
     needs_target = command.__name__ != "locate"
 
     @click.argument("sources", nargs=-1, metavar="[FACTS]...")
-    @click.option("--subject", help="Instead of FACTS: whom the fact is about.")
-    @click.option("--prompt", help="Instead of FACTS: the prompt, with {} or the subject in it.")
+    @click.option("--subject", help="The subject of a fact, instead of FACTS.")
+    @click.option("--prompt", help="Its prompt, which contains {} or the subject.")
     @click.option("--target", help="The new object.")
-    @click.option("--previous", help="The object that the model says now.")
+    @click.option("--previous", help="The old object, which the model says now.")
     @reading_options
     @functools.wraps(command)
     def wrapped(

@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 @click.command()
 @output_options
 @click.argument("edited", metavar="EDIT|CHECKPOINT")
-@click.option("--tasks", required=True, help="Names of tasks, groups or tags, or YAML files, with commas.")
-@click.option("--include-path", type=FILE, metavar="DIR", help="A folder with tasks of your own.")
-@click.option("--limit", type=COUNT, help="Only so many examples of each task.")
-@click.option("--batch-size", default=8, type=COUNT, help="Examples at once.")
+@click.option("--tasks", required=True, help="Tasks, groups, tags or YAML files, separated by commas.")
+@click.option("--include-path", type=FILE, metavar="DIR", help="Folder with your own tasks.")
+@click.option("--limit", type=COUNT, help="Number of examples of each task.")
+@click.option("--batch-size", default=8, type=COUNT, help="Number of examples in a batch.")
 @asking_options
-@click.option("--out", type=FILE, metavar="DIR", help="Write report.json and report.md.")
+@click.option("--out", type=FILE, metavar="DIR", help="Folder for report.json and report.md.")
 @click.option("--force", is_flag=True, help="Replace DIR.")
 def harness(
     edited: str,

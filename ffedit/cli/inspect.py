@@ -25,9 +25,7 @@ if TYPE_CHECKING:
 def stack_options(command: options.Command) -> options.Command:
     """Add `model_options` and `--stack`; the command receives `load_stack`."""
 
-    @click.option(
-        "--stack", "half", type=click.Choice(["encoder", "decoder"]), help="Of an encoder–decoder: which half of it."
-    )
+    @click.option("--stack", "half", type=click.Choice(["encoder", "decoder"]), help="Half of an encoder–decoder.")
     @options.model_options
     @functools.wraps(command)
     def wrapped(half: str | None, load_model: Callable[..., Any], **kwargs: Any) -> Any:
@@ -45,8 +43,8 @@ def corpus_options(command: options.Command) -> options.Command:
     """Add `--corpus`, `--tokens` and `--seed`; the command receives `corpus`, of which nothing was read yet."""
 
     @click.option("--corpus", help="Text file, .jsonl, .json, or dataset NAME[:CONFIG[:SPLIT]].  [default: sampled]")
-    @click.option("--tokens", default=8192, type=click.IntRange(2), help="How much of it, at most.")
-    @click.option("--seed", default=0, type=options.SEED, help="Of the sampled text.")
+    @click.option("--tokens", default=8192, type=click.IntRange(2), help="Most tokens of the text to read.")
+    @click.option("--seed", default=0, type=options.SEED, help="Seed of the sampled text.")
     @functools.wraps(command)
     def wrapped(corpus: str | None, tokens: int, seed: int, **kwargs: Any) -> Any:
         text = Corpus(corpus, tokens, seed)
@@ -58,20 +56,20 @@ def corpus_options(command: options.Command) -> options.Command:
 
 @click.group()
 def inspect() -> None:
-    """See what the memories of a model hold."""
+    """Show what the memories of a model store."""
 
 
 @inspect.command(short_help="One memory: what its value says, what fires its key.")
 @options.output_options
 @click.argument("name", metavar="L[.E].I")
-@click.option("--top", default=10, type=options.COUNT, help="Tokens and triggers to show.")
+@click.option("--top", default=10, type=options.COUNT, help="Number of tokens and triggers to show.")
 @corpus_options
 @stack_options
 @options.html_option
 def memory(
     name: str, top: int, corpus: Corpus, load_stack: Callable[[], Stack], html: Path | None, surface: options.Surface
 ) -> None:
-    """Show memory I of layer L (L.E.I in expert E): what its value says, and which texts fire its key."""
+    """Show memory I of layer L (L.E.I in expert E): the tokens of its value, and the texts that activate its key."""
     from ffedit.display.terminal.memories import memory_view
 
     slot = ffedit.Slot.parse(name)
@@ -86,10 +84,14 @@ def memory(
 @click.argument("text", metavar="PROMPT")
 @click.option("--edit", "edit_from", type=options.edit_folder, help="Show the prompt before and after this edit.")
 @click.option(
-    "--set", "turns", multiple=True, metavar="L.I=FACTOR", help="Turn a memory (or L.E.I): 0 suppresses, 3 amplifies."
+    "--set",
+    "turns",
+    multiple=True,
+    metavar="L.I=FACTOR",
+    help="Scale a memory: 0 suppresses it, 3 amplifies it.",
 )
-@click.option("--promote", metavar="TOKEN", help="Which memories would one have to turn to get TOKEN?")
-@click.option("--top", default=3, type=options.COUNT, help="Memories of each layer to show.")
+@click.option("--promote", metavar="TOKEN", help="Show the memories to scale so that the answer is TOKEN.")
+@click.option("--top", default=3, type=options.COUNT, help="Number of memories of each layer to show.")
 @options.asking_options
 @options.html_option
 def prompt(
@@ -102,7 +104,7 @@ def prompt(
     html: Path | None,
     surface: options.Surface,
 ) -> None:
-    """Show which memories PROMPT fires at its last token, and in which layer its answer is made."""
+    """Show which memories PROMPT activates at its last token, and in which layer its answer is made."""
     from ffedit.display.terminal.memories import compared, prompt_view
     from ffedit.inspector.prompt_view import parse_scalings
 
@@ -119,7 +121,7 @@ def prompt(
 @inspect.command(short_help="The memory that an edit amounts to, and what a text reads differently.")
 @options.output_options
 @click.argument("edit_from", type=options.edit_folder, metavar="EDIT_DIR")
-@click.option("--top", default=5, type=options.COUNT, help="How many of each kind to show.")
+@click.option("--top", default=5, type=options.COUNT, help="Number of tokens, texts and keys to show.")
 @corpus_options
 @options.model_options
 @options.html_option
@@ -145,13 +147,23 @@ def edit(
 @options.output_options
 @click.argument("folders", nargs=-1, type=options.FILE, metavar="[FOLDER...]")
 @click.option(
-    "--out", type=options.FILE, required=True, metavar="FOLDER", help="Triggers and report; a pass there goes on."
+    "--out",
+    type=options.FILE,
+    required=True,
+    metavar="FOLDER",
+    help="Folder for triggers and report; a pass there is resumed.",
 )
-@click.option("--top", default=50, type=options.COUNT, help="Triggers of each key.")
-@click.option("--positions", default=1000, type=options.COUNT, help="Positions looked at closely.")
-@click.option("--removing", nargs=2, default=(20, 10), type=options.COUNT, help="Keys, triggers of each.")
-@click.option("--merge", is_flag=True, help="Report on what FOLDERs hold together, passes over different texts.")
-@click.option("--force", is_flag=True, help="Begin anew, whatever FOLDER holds.")
+@click.option("--top", default=50, type=options.COUNT, help="Number of triggers of each key.")
+@click.option("--positions", default=1000, type=options.COUNT, help="Number of positions to analyse in detail.")
+@click.option(
+    "--removing",
+    nargs=2,
+    default=(20, 10),
+    type=options.COUNT,
+    help="Number of keys to show, and of triggers of each.",
+)
+@click.option("--merge", is_flag=True, help="Report on FOLDERs together, passes over different texts.")
+@click.option("--force", is_flag=True, help="Start again, and replace the results in FOLDER.")
 @corpus_options
 @stack_options
 @options.html_option
@@ -168,7 +180,7 @@ def model(
     html: Path | None,
     surface: options.Surface,
 ) -> None:
-    """Inspect all memories: triggers of every key, what values say, and how layers compose them."""
+    """Inspect all memories: the triggers of every key, the tokens of the values, and how layers compose them."""
     if merge != bool(folders):
         raise click.UsageError("--merge and the FOLDERs to merge belong together")
 

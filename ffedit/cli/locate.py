@@ -41,37 +41,46 @@ SEVERS: dict[str, list[Part | None]] = {
 @options.output_options
 @fact_options
 @options.asking_options
-@click.option("--layers", default="all", help="Where something is restored: all, N, or A-B.")
+@click.option("--layers", default="all", help="Layers to restore: all, N, or A-B.")
 @click.option("--kind", default="feed-forward", type=click.Choice(list(KINDS)))
 @click.option(
-    "--window", type=options.COUNT, help="Layers restored together.  [default: a third of the depth, 3 to 10]"
+    "--window",
+    type=options.COUNT,
+    help="Layers restored together.  [default: a third of the depth, 3 to 10]",
 )
-@click.option("--sever", default="none", type=click.Choice(list(SEVERS)), help="Hold corrupted.")
+@click.option(
+    "--sever", default="none", type=click.Choice(list(SEVERS)), help="Keep this module at its corrupted output."
+)
 @click.option(
     "--corruption", default="gaussian", type=click.Choice(["gaussian", "covariance", "uniform", "replacement"])
 )
 @click.option(
-    "--noise", default=3.0, type=click.FloatRange(0, min_open=True), help="Size of the noise, in σ of the embeddings."
+    "--noise",
+    default=3.0,
+    type=click.FloatRange(0, min_open=True),
+    help="Size of the noise, in σ of the embeddings.",
 )
 @click.option(
     "--noise-scale",
     default="vocabulary",
     type=click.Choice(["vocabulary", "subjects"]),
-    help="Whose embeddings σ is of: the whole vocabulary's, or as in ROME's published code the subjects' in FACTS.",
+    help="Embeddings from which σ is estimated: the whole vocabulary, or the subjects in FACTS, as in ROME's code.",
 )
-@click.option("--samples", default=10, type=options.COUNT, help="Corrupted runs.")
+@click.option("--samples", default=10, type=options.COUNT, help="Number of corrupted runs.")
 @click.option(
     "--metric", default="probability", type=click.Choice(["probability", "log-probability", "logit-difference"])
 )
 @click.option(
-    "--leak", is_flag=True, help="Map how far an edit at each site reaches, and leaks to other names; one fact."
+    "--leak",
+    is_flag=True,
+    help="Map, for one fact, how far an edit at each site reaches and how much it leaks to other names.",
 )
-@click.option("--aggregate", "averaged", is_flag=True, help="Averages over facts by role of the token; can be resumed.")
-@click.option("--sweep", is_flag=True, help="Edit at each layer too, and compare with the trace.")
-@click.option("--method", default="memit", type=click.Choice(method_names()), help="Of these edits.")
+@click.option("--aggregate", "averaged", is_flag=True, help="Average over facts by the role of the token.")
+@click.option("--sweep", is_flag=True, help="Also edit at each layer, and compare the scores with the trace.")
+@click.option("--method", default="memit", type=click.Choice(method_names()), help="Method used by --sweep.")
 @options.number_options
-@click.option("--plot", type=options.FILE, help="Draw what was traced as PNG, SVG or PDF.")
-@click.option("--save", type=options.FILE, metavar="FILE.npz", help="Write the numbers, with the names of their axes.")
+@click.option("--plot", type=options.FILE, help="Draw the traces as PNG, SVG or PDF.")
+@click.option("--save", type=options.FILE, metavar="FILE.npz", help="Write the effects and the names of their axes.")
 def locate(
     facts: list[Fact],
     left_out: Sequence[LeftOutRecords] = (),

@@ -12,7 +12,7 @@ from ffedit.evaluator.metrics import METRICS
 @click.command()
 @output_options
 def methods(surface: Surface) -> None:
-    """List the methods: what each solves, and when to choose it."""
+    """List the methods, with the problem that each solves and when to choose it."""
     from ffedit.editor.methods import METHODS
 
     columns = ("solves", "choose it for", "source", "from")

@@ -90,12 +90,12 @@ LOADING = {
         "--value-matrix", help="Path of the value matrix, where it is not recognised: ff.out, or layers.{}.ff.out."
     ),
     "device_map": click.option(
-        "--device-map", help="For a model that does not fit, instead of --device: auto fills CPU and disk, too."
+        "--device-map", help="Like --device, for a model that does not fit: auto also uses CPU memory and disk."
     ),
     "offload_folder": click.option(
-        "--offload", "offload_folder", type=FILE, help="Where such a model's weights go that no file holds."
+        "--offload", "offload_folder", type=FILE, help="Folder for its weights that are in no file."
     ),
-    "max_memory": click.option("--max-memory", callback=_sizes, help="What may be filled, by device: 0=20GB,cpu=64GB."),
+    "max_memory": click.option("--max-memory", callback=_sizes, help="Memory to use on each device: 0=20GB,cpu=64GB."),
 }
 
 
@@ -145,7 +145,7 @@ def model_options(command: Command) -> Command:
 
 asking_options = all_of(
     model_options,
-    click.option("--chat", is_flag=True, help="Ask in the model's chat template: a prompt is the user's turn."),
+    click.option("--chat", is_flag=True, help="Use the model's chat template, with each prompt as the user's turn."),
 )
 
 
@@ -170,11 +170,11 @@ writing_options = all_of(
         "--verify",
         default="auto",
         type=click.Choice(["auto", "tensors", "logits"]),
-        help="What a fresh process compares; auto: logits, too, where the model fits in memory.",
+        help="Comparison in a fresh process; auto includes logits if the model fits in memory.",
     ),
-    click.option("--force", is_flag=True, help="Replace the folder if it is there."),
+    click.option("--force", is_flag=True, help="Replace an existing folder."),
 )
-PUSH = click.option("--push-to-hub", "hub", metavar="NAME", help="Then upload it as this repository of the hub.")
+PUSH = click.option("--push-to-hub", "hub", metavar="NAME", help="Upload the result to this repository of the hub.")
 
 
 def pushed(path: Path | None, hub: str | None) -> str | None:
@@ -238,14 +238,14 @@ NUMBERS = all_of(
         "--preset",
         "preset_name",
         default="default",
-        help="default, or paper: the numbers for v* that were published with the method.",
+        help="default, or paper: the settings for v* that were published with the method.",
     ),
     click.option(
         "--set",
         "settings",
         multiple=True,
         metavar="NAME=VALUE",
-        help="Another number: value.steps=20, memit.ridge=0.01.",
+        help="Change a setting: value.steps=20, memit.ridge=0.01.",
     ),
     click.option("--seed", default=0, type=SEED),
 )
@@ -264,8 +264,11 @@ def number_options(command: Command) -> Command:
 
 
 solving_options = all_of(
-    click.option("--spread", default=1, type=COUNT, help="Layers that share the work."),
-    click.option("--corpus", help="Text or dataset for the key statistics.  [default: what ships, or sampled]"),
+    click.option("--spread", default=1, type=COUNT, help="Number of layers that share the edit."),
+    click.option(
+        "--corpus",
+        help="Text or dataset for the key statistics.  [default: neutral text, or text sampled from the model]",
+    ),
     click.option(
         "--stats",
         "stats_from",
@@ -273,7 +276,7 @@ solving_options = all_of(
         help="Key statistics that `ffedit stats --out` collected: a folder, or its name on the hub.",
     ),
     click.option(
-        "--protect", type=FILE, metavar="FILE", help="Names and texts that the edit must not touch, one a line."
+        "--protect", type=FILE, metavar="FILE", help="Names and texts that must not change, one on each line."
     ),
     number_options,
 )
@@ -308,7 +311,7 @@ REQUIRE = click.option(
     default="",
     show_default=False,
     callback=lambda context, option, text: parse_requirements(text),
-    help='Conditions on the scores after: "efficacy>=0.95,specificity>=0.9".',
+    help='Conditions on the scores after the edit: "efficacy>=0.95,specificity>=0.9".',
 )
 
 
@@ -335,14 +338,14 @@ def output_options(command: Command) -> Command:
 
     @click.option("--json", "json_to", metavar="FILE|-", help="Write the result as one JSON object.")
     @click.option("--quiet", "-q", is_flag=True, help="Show nothing but errors.")
-    @click.option("--verbose", "-v", is_flag=True, help="Log on standard error what is done, and in which seconds.")
-    @click.option("--log", type=FILE, metavar="FILE", callback=_checked, help="Append that to a file, with the time.")
+    @click.option("--verbose", "-v", is_flag=True, help="Show reasons and all numbers; log each step, with its time.")
+    @click.option("--log", type=FILE, metavar="FILE", callback=_checked, help="Append the log to this file.")
     @functools.wraps(command)
     def wrapped(json_to: str | None, quiet: bool, verbose: bool, log: Path | None, **kwargs: Any) -> Any:
         if not is_first_process():
             return command(surface=Surface(quiet=True), **kwargs)
         with logged(verbose, log):
-            return command(surface=Surface(json_to, quiet), **kwargs)
+            return command(surface=Surface(json_to, quiet, verbose), **kwargs)
 
     return wrapped  # type: ignore[return-value]
 
@@ -398,11 +401,12 @@ class OneLine(logging.Formatter):
 class Surface:
     """The output of a command: a terminal, and optionally one JSON object, whose file is checked first."""
 
-    def __init__(self, json_to: str | None = None, quiet: bool = False) -> None:
+    def __init__(self, json_to: str | None = None, quiet: bool = False, verbose: bool = False) -> None:
         if json_to is not None and json_to != "-":
             check_file(Path(json_to))
         self.json_to = json_to
         self.quiet = quiet or json_to == "-"
+        self.verbose = verbose
         self._notes = not quiet
         self._console = PlainConsole(quiet=self.quiet)
         self._status: Status | None = None

@@ -192,7 +192,7 @@ def _asked(before: FactScores, after: FactScores | None) -> list[dict[str, Any]]
     rows = []
     for old, new in zip_longest(before.asked, after.asked if after else ()):
         row = asdict(old)
-        said = row.pop("says")
+        said, _ = row.pop("says"), row.pop("right")
         rows.append({**row, "before": said, "after": new and new.says})
     return rows
 

@@ -30,15 +30,15 @@ EXPORT = "export"  # a folder, as of `apply`, or a list of the options of `expor
 
 @click.command()
 @click.argument("recipe", type=FILE)
-@click.option("--force", is_flag=True, help="Replace folders that are there; save also an edit that did not take.")
+@click.option("--force", is_flag=True, help="Replace existing folders, and save an edit even if it did not take.")
 @LOADING[CONSENT]
 @click.option("--quiet", "-q", is_flag=True, help="Show nothing but errors.")
 @click.pass_context
 def run(current: click.Context, /, recipe: Path, **flags: bool) -> None:
-    """Make the edit of RECIPE, a YAML file: options of `apply` by name, and what to export.
+    """Make the edit that RECIPE describes: a YAML file of the options of `apply`, and of the exports to make.
 
-    `ffedit apply --save-recipe FILE` writes one, `ffedit show --recipe` shows that of an edit. Paths are relative to
-    the working folder.
+    `ffedit apply --save-recipe FILE` writes a recipe, `ffedit show --recipe` shows the recipe of an edit. Paths are
+    relative to the working folder.
     """
     values, lines = read_recipe(recipe)
     consent = ["--trust-remote-code"] if flags.pop(CONSENT) else []

@@ -14,9 +14,9 @@ from ffedit.editor.recipe import recipe_of, to_yaml
 @click.command()
 @output_options
 @click.argument("edit_from", type=FILE, metavar="EDIT_DIR")
-@click.option("--recipe", is_flag=True, help="Show the YAML that `ffedit run` makes it again from, and nothing else.")
+@click.option("--recipe", is_flag=True, help="Show only the recipe, from which `ffedit run` makes the edit again.")
 def show(edit_from: Path, recipe: bool, surface: Surface) -> None:
-    """Show what EDIT_DIR writes and how it was found; of a checkpoint, each of its edits in order."""
+    """Show what an edit changes and how it was computed; for a checkpoint, show its edits in order."""
     edits = edits_in(edit_from)
     if recipe:
         click.echo("---\n".join(to_yaml(recipe_of(edit), edit) for _, edit in edits), nl=False)

@@ -26,15 +26,17 @@ POSITIVE = click.FloatRange(0, min_open=True)
 @click.argument("folders", nargs=-1, type=FILE, metavar="[FOLDER...]")
 @click.option(
     "--corpus",
-    help="Text file, .jsonl, .json, dataset NAME[:CONFIG[:SPLIT]], or `sampled` from the model.  [default: what ships]",
+    help="Text file, .jsonl, .json, dataset NAME[:CONFIG[:SPLIT]], or `sampled` from the model.  [default: neutral]",
 )
-@click.option("--tokens", default=16_384, type=click.IntRange(2), help="How much of it, at most.")
-@click.option("--layers", default="auto", help="auto (the one of `apply`), one layer (4) or a range (3-8).")
-@click.option("--tolerance", type=POSITIVE, help="Stop when more text would spare other text at most this share.")
+@click.option("--tokens", default=16_384, type=click.IntRange(2), help="Most tokens of the text to read.")
+@click.option("--layers", default="auto", help="auto (the layer that `apply` edits), one layer (4) or a range (3-8).")
+@click.option(
+    "--tolerance", type=POSITIVE, help="Stop when more text would spare other text at most this share of an edit."
+)
 @click.option("--weighting", type=click.Choice(["types", "tokens"]), default="tokens")
-@click.option("--seed", default=0, type=SEED, help="Of the sampled text.")
-@click.option("--merge", is_flag=True, help="Add up what FOLDERs hold, collected on different texts.")
-@click.option("--out", type=FILE, metavar="FOLDER", help="Write the statistics, for `apply --stats`.")
+@click.option("--seed", default=0, type=SEED, help="Seed of the sampled text.")
+@click.option("--merge", is_flag=True, help="Add up the statistics in FOLDERs, collected on different texts.")
+@click.option("--out", type=FILE, metavar="FOLDER", help="Folder for the statistics, to be used with `apply --stats`.")
 @click.option("--force", is_flag=True, help="Replace FOLDER.")
 @options.PUSH
 @model_options
@@ -50,7 +52,7 @@ def stats(
     surface: Surface,
     **text: Any,
 ) -> None:
-    """Collect the second moments of the keys that text brings to some layers, in one pass over it."""
+    """Collect the second moments of the keys of a text at some layers, in one pass over it."""
     if merge != bool(folders) or (merge and out is None):
         raise click.UsageError("--merge, the FOLDERs to add up and --out belong together")
     if hub is not None and out is None:

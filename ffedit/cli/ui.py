@@ -33,7 +33,7 @@ NEIGHBORS = "Victory Column is located in the city of = Berlin"
 @asking_options
 @click.option("--port", default=7860, type=click.IntRange(1, 65535), help="Port on this machine (127.0.0.1).")
 def ui(load_model: LoadModel, port: int, surface: Surface) -> None:
-    """Serve a page to edit a model by hand; no other machine can reach it."""
+    """Serve a page to edit a model by hand; other machines cannot reach it."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

@@ -17,9 +17,9 @@ from ffedit.loading.names import check_name
 @click.command()
 @output_options
 @click.argument("checkpoint")
-@click.option("--out", type=FILE, required=True, help="The folder to make.")
-@click.option("--edit", metavar="N|FINGERPRINT", help="Which; 0 is the oldest.  [default: the last]")
-@click.option("--inexact", is_flag=True, help="Where exact undo is not possible, subtract.")
+@click.option("--out", type=FILE, required=True, help="Folder to write.")
+@click.option("--edit", metavar="N|FINGERPRINT", help="Edit to undo; 0 is the oldest.  [default: the last]")
+@click.option("--inexact", is_flag=True, help="Subtract the edit where exact undo is not possible.")
 @writing_options
 def undo(checkpoint: str, out: Path, surface: Surface, **how: Any) -> None:
     """Take an edit out of CHECKPOINT (a folder or hub id of `ffedit export`), bit for bit."""

@@ -97,7 +97,7 @@ def _model(editable: Editable) -> RenderableType:
 
 
 def _report(report: Report) -> RenderableType:
-    return Group(before_after(report), Text(""), what_it_says(report), Text(""), verdict_view(report))
+    return Group(before_after(report), Text(""), what_it_says(report), Text(""), verdict_view(report) or Text(""))
 
 
 VIEWS: Mapping[type, Callable[[Any], RenderableType]] = {

@@ -21,8 +21,8 @@ from ffedit.errors import EditError, FactError
 from ffedit.evaluator.drift import GenericText, ReferenceDistributions
 from ffedit.evaluator.formulas import term_weights
 from ffedit.evaluator.generations import Generations, prompt_of, requests, sampled
-from ffedit.evaluator.metrics import METRICS, Responses, by_kind, measure, moved
-from ffedit.evaluator.prompts import questions
+from ffedit.evaluator.metrics import METRICS, Responses, by_kind, measure, moved, says_new, says_true
+from ffedit.evaluator.prompts import Pair, Prompt, questions
 from ffedit.evaluator.report import Report
 from ffedit.evaluator.responses import ask
 from ffedit.evaluator.scores import Continuation, FactScores, Scores, left_out, mean_scores
@@ -99,10 +99,7 @@ class Evaluation:
         for q in (self._questions[i] for i in indices):
             unsampled = len(q.neighbors) - len(moved(q, now))
             left_out = {**q.left_out, **({"divergence": unsampled} if unsampled else {})}
-            asked = tuple(
-                Continuation(name, prompt, generations.answer(text), generations.begun(text))
-                for name, prompt, text in q.by_score
-            )
+            asked = tuple(_continuation(score, prompt, generations) for score, prompt in q.by_score)
             scores, kinds = Scores(**measure(q, now, before)), by_kind(q, now, before)
             scored.append(FactScores(q.fact, scores, generations.begun(q.own.new), kinds, left_out, asked))
         return tuple(scored)
@@ -125,6 +122,18 @@ class Evaluation:
         groups = [q.generation for q in prompts]
         drawn = dict(zip(groups, sampled(editable, groups), strict=True))
         return Responses(answers, generations, divergences, drawn, self._weights)
+
+
+def _continuation(score: str, asked: Pair | Prompt, said: Generations) -> Continuation:
+    """Compare the continuation of a prompt with the answer that `score` favours."""
+    if isinstance(asked, Prompt):
+        text = asked.text
+        right = said.says(text, aliases=asked.aliases) if asked.named else said.begins_with(text)
+    elif METRICS[score].direction == "up":
+        text, right = asked.new, says_new(asked, said)
+    else:
+        text, right = asked.true, says_true(asked, said)
+    return Continuation(score, asked.prompt, said.answer(text), said.begun(text), right)
 
 
 def reference_weights(facts: Sequence[Fact]) -> dict[str, float]:

@@ -164,7 +164,7 @@ perplexity = Metric("perplexity", None, "", "keep", "of generic text", "exp of t
 # The text behind the new object ----------------------------------------------------------------
 
 
-@metric("share", "zero", "special or repeated tokens", FFEDIT, generates=["own", "paraphrases"])
+@metric("share", "zero", "special or repeated", FFEDIT, generates=["own", "paraphrases"])
 def degenerate(q: Questions, now: Responses, before: Responses) -> float | None:
     """Share of special and repeated tokens in the greedy texts after the prompt and its other wordings."""
     return _mean_measured(map(now.generations.degenerate, _texts(q)))

@@ -47,6 +47,19 @@ class Prompt:
     needs: tuple[str, ...] = ()  # prompts of the other facts that the answer follows from
 
 
+# By score, the field of `Questions` with the prompts that it is measured on.
+KINDS = {
+    "paraphrase": "paraphrases",
+    "specificity": "neighbors",
+    "same_subject": "same_subject",
+    "portability": "portability",
+    "locality": "locality",
+    "keep": "keep",
+    "also": "also",
+    "cross_lingual": "cross_lingual",
+}
+
+
 @dataclass(frozen=True)
 class Questions:
     """One fact's prompts, by kind; those in `generation` have no answers, `left_out` counts the ones left out."""
@@ -77,19 +90,10 @@ class Questions:
         return (*self.locality, *(Prompt(pair.prompt, pair.true, pair.kind, pair.named) for pair in others))
 
     @property
-    def by_score(self) -> Iterator[tuple[str, str, Encoded]]:
-        """All prompts beside the fact's own: a score, a prompt that it is measured on, and this with its true answer.
-
-        For paraphrase and also, the answer is the new object.
-        """
-        yield from (("paraphrase", pair.prompt, pair.new) for pair in self.paraphrases)
-        yield from (("specificity", pair.prompt, pair.true) for pair in self.neighbors)
-        yield from (("same_subject", pair.prompt, pair.true) for pair in self.same_subject)
-        yield from (("portability", asked.prompt, asked.text) for asked in self.portability)
-        yield from (("locality", asked.prompt, asked.text) for asked in self.locality)
-        yield from (("keep", asked.prompt, asked.text) for asked in self.keep)
-        yield from (("also", pair.prompt, pair.new) for pair in self.also)
-        yield from (("cross_lingual", asked.prompt, asked.text) for asked in self.cross_lingual)
+    def by_score(self) -> Iterator[tuple[str, Pair | Prompt]]:
+        """All prompts beside the fact's own, each after the name of the score that is measured on it."""
+        for score, kind in KINDS.items():
+            yield from ((score, asked) for asked in getattr(self, kind))
 
     @property
     def texts(self) -> tuple[Encoded, ...]:

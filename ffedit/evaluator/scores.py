@@ -84,6 +84,7 @@ class Continuation:
     prompt: str
     answer: str  # the answer that the score favours
     says: str  # the first words of the greedy continuation, as many as it takes to compare them with the answer
+    right: bool | None = None  # whether it says the answer; None in records that do not tell
 
 
 @dataclass(frozen=True)

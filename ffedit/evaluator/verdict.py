@@ -226,7 +226,7 @@ def _rest(before: Scores, after: Scores, ends: Mapping[str, str]) -> str:
     if after.drift is not None:
         held.append(f"drift {number(after.drift)} nats per token")
     text = f", and what else was measured held ({', '.join(held)})" if held else ""
-    return text + (f"; not measured, for want of prompts: {' and '.join(missing)}" if missing else "")
+    return text + (f"; not measured, since the fact has no prompts for it: {' and '.join(missing)}" if missing else "")
 
 
 def _caveats(before: Sequence[FactScores]) -> list[str]:

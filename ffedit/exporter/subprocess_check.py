@@ -24,7 +24,7 @@ class Task:
 
     kind: str  # "checkpoint", "undo", "adapter", "delta", "gguf" or "memory" (of a model that is on no disk)
     folder: str  # what was written
-    base: str  # folder of what it was made from; for "memory", the file of what is expected
+    base: str  # folder that it was made from; for "memory", the file of the expected numbers
     verify: str = "auto"  # or "tensors", "logits"; "auto": logits where the model fits in memory
     originals: bool = True  # whether the originals must be there
     edit: str | None = None  # the edit to undo

@@ -1,7 +1,7 @@
 """Try layers by editing: write facts that the model knows at each of several layers, and measure.
 
 The layer that recalls a fact is not always the best one to edit (Hase et al. 2023, arXiv 2301.04213). `choose_layer`
-writes facts at a few candidates, by default of a set that ships with ffedit, those that the model knows. The layer of
+writes facts at a few candidates, by default those of a built-in set that the model knows. The layer of
 the best harmonic mean of efficacy, paraphrase and specificity is chosen; of those within `TIE` of it the one nearest to
 the layer that `auto` takes. A sweep writes given facts at every layer; compared with their trace it shows how far to
 trust a trace in this model.
@@ -52,11 +52,11 @@ logger = logging.getLogger(__name__)
 
 RATES = ("efficacy", "paraphrase", "specificity")
 FACTS = Path(__file__).with_name("calibration.json")
-# Layers are not compared on fewer facts; of those that ship, so many are written at each.
+# Layers are not compared on fewer facts; so many of the built-in facts are written at each.
 LEAST, WRITTEN = 3, 6
 # Models of up to SHALLOW layers try them all; deeper ones these shares of the depth and the layer that `auto` takes.
 SHALLOW, SHARES = 6, (1 / 16, 1 / 8, 1 / 4, 3 / 8)
-# Scores of so few facts that lie nearer than this are not told apart: one fact of six weighs more.
+# Scores of so few facts count as a tie if they lie nearer than this: one fact of six weighs more.
 TIE = 0.05
 # Tokens generated for an answer: those of an object, and one that shows that it is complete.
 OWN_TOKENS = 8
@@ -196,8 +196,8 @@ def choose_layer(
     Args:
         editable: the model; restored afterwards.
         method: that the facts are written with.
-        facts: with previous objects and targets, and with paraphrases and neighbors; None for `WRITTEN` of those that
-            ship and that the model knows.
+        facts: with previous objects and targets, and with paraphrases and neighbors; None for `WRITTEN` of the
+            built-in facts that the model knows.
         layers: to try; None for a few shares of the depth, and the layer that `auto` takes.
         config: of the edits; None for the method's defaults.
         stats: the text to collect key statistics on; None for the usual one (`ffedit.stats`).
@@ -217,7 +217,7 @@ def choose_layer(
     asked = read_facts(FACTS) if facts is None else as_facts(facts)
     known = known_facts(editable, asked)
     if len(known) < LEAST:
-        whose = "calibration facts that ship" if facts is None else "facts"
+        whose = "built-in calibration facts" if facts is None else "facts"
         raise EditError(
             f"{editable.name} knows {len(known)} of the {len(asked)} {whose}, and layers are compared on at least "
             f"{LEAST}; give facts with `previous` objects that it says"

@@ -2,7 +2,7 @@
 
 An edit may leak into any other name, and most into those that look alike: names that end with the subject's last word
 ("Tokyo Tower"), names whose keys point the same way, and the other subjects that the fact itself names, its neighbors.
-A leak into names that count in C (`key.names_weight`) would be too small. So the names that ship are divided in two
+A leak into names that count in C (`key.names_weight`) would be too small. So the built-in names are divided in two
 halves by a hash of the name: one is measured, always, and only the other counts in C where a leak is measured.
 """
 
@@ -23,7 +23,7 @@ from ffedit.inference.names import alike, names, stands_in
 
 @once
 def measured_names() -> tuple[str, ...]:
-    """Return the half of the names that ship that is measured, in an order by their hash."""
+    """Return the half of the built-in names that is measured, in an order by their hash."""
     hashed = sorted((sha256(name.encode()).digest(), name) for name in names())
     return tuple(name for digest, name in hashed if digest[-1] % 2)
 
@@ -32,7 +32,7 @@ def neighbor_subjects(fact: Fact) -> list[str]:
     """Return the subjects of a fact's neighbors, each once.
 
     A neighbor is a prompt. Its subject stands where this fact's does in the prompt or a paraphrase with the same words
-    around it; or else it is the longest name that ships and stands in the prompt. Where neither is there, it has none.
+    around it; or else it is the longest built-in name in the prompt. Where neither is there, it has none.
     """
     around = []
     for text in (fact.text, *fact.paraphrase_texts):

@@ -64,7 +64,7 @@ CARRIERS = (
     "The newspaper printed a long report on",
     "For many years,",
 )
-# Other names that are measured at every site, look-alikes that ship, and neighbors' subjects, at most.
+# Other names that are measured at every site, built-in look-alikes, and neighbors' subjects, at most.
 OTHERS, LOOK_ALIKES, NEIGHBORS = 300, 10, 20
 # Of the names that receive most, so many are kept with what they receive.
 MOST_HIT = 5
@@ -128,7 +128,7 @@ class SiteMap(Displayed):
         return layer, position
 
     def hits(self, layer: int, position: int) -> list[tuple[str, float]]:
-        """Return the look-alikes that receive most of what is written at a site, with uᵀk, the most first."""
+        """Return the look-alikes that receive most of an edit at a site, with uᵀk, the most first."""
         pairs = zip(self.hit[layer, position].tolist(), self.hit_by[layer, position].tolist(), strict=True)
         return [(name, received) for name, received in pairs if name]
 
@@ -322,7 +322,7 @@ def _summary(own: Tensor, others: Sequence[float], look_alikes: Mapping[str, flo
 def _look_alikes(
     editable: Editable, fact: Fact, whole: Sequence[FeedForward], sites: Sequence[_Site]
 ) -> dict[int, list[str]]:
-    """Choose look-alikes for each layer: the neighbors' subjects, and names that ship."""
+    """Choose look-alikes for each layer: the neighbors' subjects, and built-in names."""
     near, read = neighbor_subjects(fact)[:NEIGHBORS], read_names(editable, whole)
     last = {site.ff.layer: site for site in sites if site.token == -1}
     found = {}

@@ -40,7 +40,7 @@ class Corruption:
 
     name: Name = "gaussian"
     scale: float = 3.0  # k, the noise in units of σ (or Σ^½); unused by a replacement
-    # The tokens whose embeddings σ is over: the "vocabulary", or the traced facts' "subjects" (gaussian, uniform only).
+    # σ is estimated from embeddings of the "vocabulary", or the traced facts' "subjects" (gaussian, uniform only).
     sigma: Sigma = "vocabulary"
 
     def __post_init__(self) -> None:

@@ -27,32 +27,55 @@ from ffedit.model.memory import Address
 
 # Limits from below; the others are from above.
 AT_LEAST = ("division", "keys", "covered")
-COLLECT = "collect more (`ffedit stats --tokens {tokens} --out DIR`) and give them (--stats DIR)"
-# What a breach means and what to do, with its number, its limit, and what else is known of it.
+COLLECT = "collect more (`ffedit stats --tokens {tokens} --out DIR`) and use it (--stats DIR)"
+# The finding, then its number with the limit, and what to do.
 WORDS = {
-    "believed": "{value:.0%} of the new objects were believed before the edit",
-    "unknown": "{value:.0%} of the old objects were not what the model said before the edit",
-    "sinks": "{subject!r}{more}: one token, which is an attention sink where it begins a text, so that a change there "
-    "would reach every text; it is written only where something stands before it. Put words before it in the prompt, "
-    "or take --layers 0",
-    "norm_ratio": "in layer {at} ‖Δ‖/‖W‖ is {value:.2g} per root of a subject (limit {limit:g}): other text will "
-    "suffer; try another layer, or more value.weight_decay",
-    "rounding": "in layer {at} {value:.0%} of Δ is lost in {dtype} (limit {limit:.0%}): export it as an adapter "
-    "(--format adapter), which keeps all of it, or onto a float32 base",
-    "division": "in layer {at} a key has the division factor {value:.2g} of d_ff (limit {limit:g}): it is nearly a key "
-    "of ordinary text; try another layer",
-    "keys": "in layer {at} C is of {keys:,} keys, {value:.2g} of d_ff (limit {limit:g}): too few to tell which "
-    f"directions text uses; {COLLECT}",
-    "convergence": "in layer {at} C is of too little text: more would spare other text {value:.0%} of what the edit "
-    f"adds to it (limit {{limit:.0%}}); {COLLECT}",
-    "alike": "the keys of {subject!r} and {other!r} have the cosine {value:.2f} (limit {limit:g}): what is written for "
-    "one reaches the other; check both",
-    "covered": "in layer {at} the written experts hold {value:.0%} of the router's weight over contexts (limit "
-    "{limit:.0%}): elsewhere the edit may not be read; try another layer",
-    "moved": "in layer {at} {value:.0%} of the facts' texts go to other experts after the edit (limit {limit:.0%}): "
-    "look at what else changed, or try another layer",
-    "drift": "generic text drifts by {value:.2g} nats per token (limit {limit:g})",
-    "perplexity": "perplexity of generic text rises by the factor {value:.2f} (limit {limit:g})",
+    "believed": ("the model believed new objects before the edit", "{value:.0%} of them"),
+    "unknown": ("the model did not say old objects before the edit", "{value:.0%} of them"),
+    "sinks": (
+        "{subject!r}{more} is a single token, which is an attention sink where it begins a text",
+        "a change there would reach every text, so it is written only where other text stands before it. Put words "
+        "before it in the prompt, or use --layers 0",
+    ),
+    "norm_ratio": (
+        "the change of layer {at} is so large that other text will suffer",
+        "‖Δ‖/‖W‖ is {value:.2g} for each root of a subject (limit {limit:g}); try another layer, or more "
+        "value.weight_decay",
+    ),
+    "rounding": (
+        "in layer {at} {dtype} rounds part of the change away",
+        "{value:.0%} of Δ is lost (limit {limit:.0%}); export it as an adapter (--format adapter), which keeps all of "
+        "it, or onto a float32 base",
+    ),
+    "division": (
+        "in layer {at} a key is nearly a key of ordinary text",
+        "its division factor is {value:.2g} of d_ff (limit {limit:g}); try another layer",
+    ),
+    "keys": (
+        "in layer {at} C is of too few keys to tell which directions text uses",
+        f"{{keys:,}} keys, {{value:.2g}} of d_ff (limit {{limit:g}}); {COLLECT}",
+    ),
+    "convergence": (
+        "in layer {at} C is under-sampled",
+        f"more text would spare other text {{value:.0%}} of what the edit adds to it (limit {{limit:.0%}}); {COLLECT}",
+    ),
+    "alike": (
+        "{subject!r} and {other!r} have nearly the same key",
+        "their cosine is {value:.2f} (limit {limit:g}), so what is written for one reaches the other; check both",
+    ),
+    "covered": (
+        "in layer {at} other experts than the edited ones may be used",
+        "the edited ones hold {value:.0%} of the router's weight over contexts (limit {limit:.0%}); try another layer",
+    ),
+    "moved": (
+        "in layer {at} texts of the facts go to other experts after the edit",
+        "{value:.0%} of them (limit {limit:.0%}); look at what else changed, or try another layer",
+    ),
+    "drift": ("generic text drifts", "by {value:.2g} nats per token (limit {limit:g})"),
+    "perplexity": (
+        "generic text has become less likely",
+        "perplexity rises by the factor {value:.2f} (limit {limit:g})",
+    ),
 }
 # Name of a limit, the number to compare with it, and what else its words say.
 Sign: TypeAlias = tuple[str, float, dict[str, Any]]
@@ -86,7 +109,13 @@ class Breach:
 
     limit: str  # its name, a field of `Limits`; or "sinks", of which there may be none
     value: float  # the measured number
-    words: str  # what it means, and what to do
+    finding: str  # what it means, a few words
+    numbers: str  # the number with its limit, and what to do
+
+    @property
+    def words(self) -> str:
+        """The finding with its numbers."""
+        return f"{self.finding}: {self.numbers}"
 
 
 def breaches(editable: Editable, edit: Edit, report: Report, limits: Limits | None = None) -> list[Breach]:
@@ -95,14 +124,16 @@ def breaches(editable: Editable, edit: Edit, report: Report, limits: Limits | No
     for name, value, about in _signs(editable, edit, report, limits):
         limit: float = getattr(limits, name, 0)
         if not (value >= limit if name in AT_LEAST else value <= limit):  # NaN keeps none
-            broken.append(Breach(name, value, WORDS[name].format(value=value, limit=limit, **about)))
+            finding, numbers = (words.format(value=value, limit=limit, **about) for words in WORDS[name])
+            broken.append(Breach(name, value, finding, numbers))
     return broken
 
 
-def warnings(broken: Sequence[Breach]) -> Text | None:
-    """Format the breaches in `broken` that the verdict does not mention; None if there are none."""
-    unmentioned = [breach.words for breach in broken if breach.limit not in ("believed", "unknown", "drift")]
-    return Text("\n".join(f"Guardrail: {words}." for words in unmentioned), style="yellow") if unmentioned else None
+def warnings(broken: Sequence[Breach], numbers: bool = True) -> Text | None:
+    """Format the breaches in `broken` that the verdict does not mention, with `numbers` or not; None if all are."""
+    rest = [breach for breach in broken if breach.limit not in ("believed", "unknown", "drift")]
+    lines = [f"Guardrail: {breach.words if numbers else breach.finding}." for breach in rest]
+    return Text("\n".join(lines), style="yellow") if lines else None
 
 
 def refusal(broken: Sequence[Breach]) -> RequirementError | None:

@@ -237,7 +237,7 @@ def test_the_scale_of_statistics_and_of_keys_does_not_matter(p: Problem) -> None
 
 @every_problem
 @pytest.mark.parametrize("with_kept", [False, True])
-def test_both_published_forms_agree_with_ours(p: Problem, with_kept: bool) -> None:
+def test_both_published_forms_of_alphaedit_agree_with_ours(p: Problem, with_kept: bool) -> None:
     K, kept = p.K.double(), p.kept.double() * with_kept
     P, I = p.U @ p.U.T, torch.eye(len(p.K)).double()
     penalty = 0.3 * (p.U.T @ K).square().sum(0).mean() * I

@@ -75,7 +75,7 @@ def added(moments: KeyMoments, C: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize(("count", "size"), [(400, 24), (400, 60), (3000, 96), (12_000, 96)])
-def test_it_is_what_endless_text_would_spare(count: int, size: int) -> None:
+def test_convergence_is_what_endless_text_would_spare(count: int, size: int) -> None:
     scales = torch.logspace(0, -1, size)
     keys = keys_of(0, count, size) * scales
     moments, endless = fitted(keys, count // 8), torch.diag(scales.double() ** 2)

@@ -63,7 +63,7 @@ def differing(verb: Verb, one: dict[str, Any], other: dict[str, Any]) -> set[str
         (ffedit.stats, {"corpus": CORPUS}, {"corpus": None}, {"options"}),
     ],
 )
-def test_processes_that_were_given_other_things_are_told_apart(
+def test_processes_with_other_arguments_disagree(
     verb: Verb, one: dict[str, Any], change: dict[str, Any], differs: set[str]
 ) -> None:
     assert differing(verb, one, one) == set()
@@ -73,14 +73,16 @@ def test_processes_that_were_given_other_things_are_told_apart(
 @pytest.mark.parametrize(
     ("verb", "words"), [(ffedit.edit, [FOUR[0]]), (ffedit.evaluate, [FOUR[0]]), (ffedit.stats, [])]
 )
-def test_another_model_or_version_is_told_apart(verb: Verb, words: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_with_another_model_or_version_disagree(
+    verb: Verb, words: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     one, other = (compared(verb, zoo.shared(family), *words) for family in ("gpt2", "llama"))
     assert {name for name in one if one[name] != other[name]} == {"model"}
     monkeypatch.setattr("ffedit.editor.provenance.__version__", "0")
     assert compared(verb, zoo.shared("gpt2"), *words)["versions"] != one["versions"]
 
 
-def test_so_is_another_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_with_another_text_disagree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[dict[str, Any]] = []
     monkeypatch.setattr(Two, "agree", lambda self, settings: seen.append(dict(settings())))
     monkeypatch.setattr(Two, "share", lambda self, items: (_ for _ in ()).throw(EditError("far enough")))

@@ -35,17 +35,15 @@ def test_apply_shows_the_whole_argument(thorough_apply: Command, here: Path) -> 
     before = disk(here)
     done = thorough_apply("fact.json", "--layer", "1")
     assert (done.code, done.err) == (0, "")
-    told = [
-        "3 layers",
-        "Causal trace of feed-forward outputs",
-        "\nLayer ",
-        "efficacy",
-        "the Eiffel tower is located in",
-        "Nothing was saved: keep the edit with --out DIR",
-    ]
-    places = [done.out.find(words) for words in told]
-    assert -1 not in places and places == sorted(places)
-    assert disk(here) == before
+    result = ["the Eiffel tower is located in   Paris → Rome   took", "\nsays it in ", "\nlayer 1 of ", "efficacy"]
+    result.append("Nothing was saved: keep the edit with --out DIR")
+    places = [done.out.find(words) for words in result]
+    assert places[0] == 0 and places == sorted(places)
+    assert "Causal trace" not in done.out and disk(here) == before
+    verbose = thorough_apply("fact.json", "--layer", "1", "--verbose")
+    reasons = ["3 layers", "Causal trace of feed-forward outputs", "\nLayer 1: you asked for it", *result]
+    places = [verbose.out.find(words) for words in reasons]
+    assert -1 not in places and places == sorted(places) and "Done" in verbose.out
 
 
 @pytest.mark.usefixtures("verified_here")

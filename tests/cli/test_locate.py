@@ -299,7 +299,7 @@ def test_the_usual_layer_is_taken_unless_another_is_asked_for(
     here: Path, model: Path, capsys: pytest.CaptureFixture[str], traced: list[int]
 ) -> None:
     words = ["apply", "mixed.json", "-m", model, "--corpus", model.parent / "corpus.txt"]
-    done = shell(capsys, *words)
+    done = shell(capsys, *words, "--verbose")
     assert done.code == 3 and "Layer 0: the usual quarter of 3 layers; `ffedit choose-layer` tries others" in done.out
     assert traced == [1], "only the first fact is traced, for the picture"
     result = found(shell(capsys, *words, "--json", "-"), 3)

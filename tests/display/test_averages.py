@@ -141,9 +141,9 @@ def test_what_was_not_measured_is_left_out() -> None:
     bare = Sweep((LayerScore(0, 0.1, 1.0, None, None, None), LayerScore(1, None, 0.5, None, None, None)), 0, None)
     lines = shown(compare_layers(bare)).splitlines()
     assert lines[2].split() == ["0", "0.10", "1.00", "tracing,", "sweep"] and lines[3].split() == ["1", "0.50"]
-    assert "cannot be said" in words(compare_layers(bare))
+    assert "It is unknown whether" in words(compare_layers(bare))
     assert words(compare_layers(bare)).endswith(
-        "Not measured, for want of prompts: paraphrase and specificity; the score is of the others."
+        "Not measured, since no fact has prompts for it: paraphrase and specificity; the score is that of the others."
     )
     assert "Not measured" not in words(compare_layers(Sweep(ROWS, 0, 0.5)))
 
@@ -162,7 +162,8 @@ def test_the_layers_that_were_tried_are_marked_and_counted() -> None:
     assert lines[2].split() == ["3", "1.00", "0.50", "0.90", "edits"] and lines[3].endswith("auto")
     assert (
         "Layer 3: best of layers 3, 4 by edits with rome (6 facts, 0 paraphrases, 17 neighbors; the model knows 9 of "
-        "64 facts). Take it with --layers 3. Not measured, for want of prompts: paraphrase; the score is of the others."
+        "64 facts). Take it with --layers 3. Not measured, since no fact has prompts for "
+        "it: paraphrase; the score is that of the others."
     ) in words(trial_edits(choice))
 
 
@@ -178,16 +179,16 @@ def test_layers_that_tie_are_named() -> None:
 
 
 def test_the_method_of_a_sweep_is_told() -> None:
-    assert "All edits with rome, 12 facts." in words(compare_layers(Sweep(ROWS, 0, 0.5, "rome", 12)))
+    assert "All edits are by rome, 12 facts." in words(compare_layers(Sweep(ROWS, 0, 0.5, "rome", 12)))
 
 
 @pytest.mark.parametrize(
     ("correlation", "says"),
     [
-        (0.9, "0.90; where tracing finds more, an edit clearly scores better."),
-        (0.4, "0.40; where tracing finds more, an edit somewhat scores better."),
-        (-0.1, "−0.10; where tracing finds more, an edit scores neither better nor worse."),
-        (-0.7, "−0.70; where tracing finds more, an edit clearly scores worse."),
+        (0.9, "0.90; edits at layers with more effect score clearly better."),
+        (0.4, "0.40; edits at layers with more effect score somewhat better."),
+        (-0.1, "−0.10; edits at layers with more effect score neither better nor worse."),
+        (-0.7, "−0.70; edits at layers with more effect score clearly worse."),
     ],
 )
 def test_the_correlation_in_words(correlation: float, says: str) -> None:

@@ -283,8 +283,8 @@ def test_the_rule_stands_before_the_trace() -> None:
     text = words(why_layer(Found(traces, 4, "published", AutoLayer(4, 6, row)), "auto"))
     assert text.startswith("Layer 4: published for Tiny (a paper); `ffedit choose-layer` tries others.")
     text = words(why_layer(Found(traces, 5, "usual", usual), "5-7"))
-    assert text.startswith("The trace shows no site at the subject's last token, so it does not tell the layer.")
-    assert "Layer 5: the layer allowed that comes next to 4, the usual quarter of 18 layers" in text
+    assert text.startswith("The trace shows no site at the subject's last token, so it chooses no layer.")
+    assert "Layer 5: the allowed layer nearest to 4, the usual quarter of 18 layers" in text
     text = words(why_layer(Found(traces, 2, "trace", usual), "trace"))
     assert text.startswith("Layer 2: recalled most") and "usual" not in text
 

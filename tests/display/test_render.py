@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,16 +12,18 @@ from typing import Any
 import pytest
 import torch
 from rich.console import Console
+from rich.text import Text
 from shown import shown, words
 
 from ffedit import Address, Fact, Report, Scores
 from ffedit.display.terminal.messages import Commands, error_line
 from ffedit.display.terminal.model_table import environment, memory_table, model_line
+from ffedit.display.terminal.outcome import outcome, worse
 from ffedit.display.terminal.progress_bar import progress_bars
 from ffedit.display.terminal.scores import before_after, sayings, verdict_view, what_it_says
 from ffedit.display.terminal.tables import ranges
 from ffedit.evaluator import METRICS
-from ffedit.evaluator.scores import FactScores
+from ffedit.evaluator.scores import Continuation, FactScores
 from ffedit.facts.text import number, token
 from ffedit.model.memory import KeyValueMemory, Memories
 from ffedit.progress import silent
@@ -50,11 +54,11 @@ def report(
 def test_scores_before_and_after() -> None:
     lines = shown(before_after(report())).splitlines()
     rows = {line.split()[0]: line.split() for line in lines[2:]}
-    assert rows["efficacy"][:7] == ["efficacy", "up", "0.00", "(−0.86)", "1.00", "(+0.97)", "+1.00"]
-    assert rows["paraphrase"][4] == "0.997", "never rounded to 1"
+    assert rows["efficacy"][:6] == ["efficacy", "up", "0.00", "1.00", "+1.00", "1"]
+    assert rows["paraphrase"][3] == "0.997", "never rounded to 1"
     assert rows["specificity"][:2] == ["specificity", "keep"] and "−0.02" in rows["specificity"]
     assert rows["drift"][2:] == ["0.0003", "nats", "per", "token"]
-    assert len(lines) == 2 + 7 + 1, "one line each at 80 columns"
+    assert len(lines) == 2 + 7, "one line each at 80 columns"
 
 
 def test_a_fall_is_marked_without_colour() -> None:
@@ -68,7 +72,6 @@ def test_what_was_not_measured_is_a_footnote() -> None:
     scores = Scores(efficacy=1.0, generation=1.0)
     text = words(before_after(report(scores, before=scores)))
     assert "specificity (give neighbors)" in text and "paraphrase (give paraphrases)" in text
-    assert "in brackets" not in text
     assert "not measured: paraphrase" in words(before_after(Report(Scores(), Scores(), (), ())))
 
 
@@ -86,6 +89,57 @@ def test_sayings() -> None:
     assert "[red]x" in odd and "(nothing)" in odd and odd.count("東") == 100
 
 
+# The outcome ---------------------------------------------------------------------------------------
+
+
+def asked(*kinds: str, right: Sequence[bool]) -> tuple[Continuation, ...]:
+    """Continuations of one prompt for each score in `kinds`, which say its answer or not."""
+    return tuple(Continuation(kind, f"{kind}?", "yes", f"so {ok}", ok) for kind, ok in zip(kinds, right, strict=True))
+
+
+def asked_report(before: Sequence[bool], after: Sequence[bool], scores: Scores = AFTER) -> Report:
+    """A report of a fact with two paraphrases, two neighbors and two other facts."""
+    kinds = ("paraphrase", "specificity", "same_subject")
+    sides = [asked(*(kind for kind in kinds for _ in range(2)), right=right) for right in (before, after)]
+    old = FactScores(FACT, BEFORE, "Paris, the capital", asked=sides[0])
+    return Report(BEFORE, scores, (old,), (FactScores(FACT, scores, "Rome, the capital", asked=sides[1]),))
+
+
+def test_the_outcome_counts_what_took_and_what_moved() -> None:
+    measured = asked_report([False, False, True, False, True, True], [True, False, True, False, True, False])
+    lines = shown(outcome(measured, ["layer 4", "9 s"]), 120).splitlines()
+    assert lines[0] == "The Eiffel Tower is in   Paris → Rome   took; one other fact moved"
+    counts = "says it in 2 of 3 wordings · 1 of 1 known neighbor as before · 1 of 2 other facts as before"
+    assert lines[1:] == [f"{counts} · text as fluent as before", "layer 4 · 9 s"]
+    table = shown(worse(measured)).splitlines()
+    assert table[0].split() == ["changed", "for", "the", "worse", "before", "after"] and len(table) == 3
+    assert table[2].split() == ["same_subject?", "so", "True", "so", "False", "other", "fact"]
+    assert worse(asked_report([True] * 6, [True] * 6)) is None
+
+
+def test_lines_of_the_outcome_break_between_parts_only() -> None:
+    command = "undo: ffedit undo rome-tower --out as-before"
+    narrow = shown(outcome(asked_report([True] * 6, [True] * 6), ["saved rome-tower/", command]), 50).splitlines()
+    assert narrow[-2:] == ["saved rome-tower/", f"  {command}"]
+
+
+def test_facts_that_did_not_take_lead_the_outcome() -> None:
+    whole, failed = report(count=9), report(Scores(efficacy=0.0, generation=0.0), "Paris")
+    assert whole.facts_after is not None and failed.facts_after is not None
+    mixed = Report(BEFORE, AFTER, whole.facts_before + failed.facts_before, whole.facts_after + failed.facts_after)
+    lines = shown(outcome(mixed, []), 120).splitlines()
+    assert lines[0].endswith("DID NOT TAKE: it says “Paris”") and lines[1].endswith("took")
+    assert lines[8] == "… and 2 more facts"
+    assert lines[9] == "9 of 10 facts took · says them in 9 of 10 wordings · text as fluent as before"
+
+
+def test_broken_text_is_named_in_the_outcome() -> None:
+    broken = asked_report([True] * 6, [True] * 6, Scores(efficacy=1.0, generation=1.0, special_tokens=0.9))
+    broken = replace(broken, before=Scores(efficacy=0.0, special_tokens=0.0))
+    text = shown(outcome(broken, []), 120)
+    assert "took, but text breaks" in text and "TEXT BREAKS" in text and "fluent" not in text
+
+
 # The verdict ---------------------------------------------------------------------------------------
 
 
@@ -100,15 +154,19 @@ def edited(layers: list[int], tokens: int, probability: float, steps: int = 25) 
 
 def verdict(measured: Report, edit: Any = None, layers: int = 6) -> str:
     """What is said of an edit of a model of `layers` layers, on one line."""
-    return words(verdict_view(measured, edit, fake_editable(layers)))
+    return words(verdict_view(measured, edit, fake_editable(layers)) or Text(""))
 
 
 def test_done() -> None:
     text = verdict(report())
     assert text.startswith("Done: the model now says “Rome” instead of “Paris”")
     assert "specificity 1.00 → 0.98" in text and "drift 0.0003" in text and "Try" not in text
+    assert verdict_view(report(), whole=False) is None, "the outcome says it"
     unmeasured = verdict(report(Scores(efficacy=1.0, generation=1.0), before=Scores(efficacy=0.0)))
-    assert "not measured, for want of prompts: specificity and same_subject" in unmeasured and "held" not in unmeasured
+    assert (
+        "not measured, since the fact has no prompts for it: specificity and same_subject" in unmeasured
+        and "held" not in unmeasured
+    )
 
 
 def test_done_but_something_broke() -> None:
@@ -141,7 +199,7 @@ def test_advice_names_only_what_is_possible() -> None:
     assert "another layer" not in everywhere and everywhere.endswith("Try a single layer (--spread 1).")
     assert "Try" not in verdict(failed, edited([0], 1, 0.7), 1), "one layer, and its value was found"
     stopped = verdict(failed, edited([0], 1, 0.01, steps=4), 1)
-    assert "after 4 of 25 steps" in stopped and "more than" not in stopped, "it did not end for want of steps"
+    assert "after 4 of 25 steps" in stopped and "more than" not in stopped, "it did not end because steps ran out"
     assert "Try" not in verdict(failed), "how it was edited is not known"
 
 
@@ -274,8 +332,9 @@ def test_progress_is_a_bar_on_a_terminal_and_elsewhere_a_line_now_and_then(monke
                 for done in range(3):
                     progress(stage, done, 2)
         assert ("tracing" in file.getvalue()) == (not quiet and terminal)
-    monkeypatch.setattr("ffedit.display.terminal.progress_bar.time.monotonic", iter([0, 9, 10, 10, 19]).__next__)
+    # A stage has no line before 10 s, the next one when as much time has passed again, and none at its end.
+    monkeypatch.setattr("ffedit.display.terminal.progress_bar.time.monotonic", iter([0, 0, 9, 12, 22, 24, 48]).__next__)
     with progress_bars(console=Console(file=(file := io.StringIO()))) as progress:
-        for done in range(3):
-            progress("tracing", done, 3)
-    assert file.getvalue() == "tracing 1/3\n"
+        for done in range(6):
+            progress("tracing", done, 5)
+    assert file.getvalue() == "tracing 2/5, 18 s left\ntracing 4/5, 6.0 s left\n"

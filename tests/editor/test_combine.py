@@ -75,7 +75,7 @@ def test_all_keys_get_their_values_where_the_sum_misses_them(family: str) -> Non
         assert torch.equal(getattr(both, name)[AT], joined)
 
 
-def test_it_is_what_writing_all_at_once_gives() -> None:
+def test_a_combination_is_what_writing_all_at_once_gives() -> None:
     editable = zoo.trained("gpt2", True, torch.float64)
     parts = [write(editable, [FACT]), write(editable, [SECOND, THIRD])]
     both, at_once = combine(editable, parts, "emmet", stats(editable), CONFIG), write(editable, [FACT, SECOND, THIRD])

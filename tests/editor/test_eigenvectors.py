@@ -54,7 +54,7 @@ def test_a_second_edit_reads_what_the_first_computed(computed: list[int]) -> Non
     assert len(computed) == 2
 
 
-def test_they_are_those_of_c_and_of_no_other(computed: list[int]) -> None:
+def test_cached_eigenvectors_are_those_of_c_and_of_no_other(computed: list[int]) -> None:
     C, other = symmetric(), symmetric()
     other[3, 3] += 1e-9
     for matrix in (C, C, other):

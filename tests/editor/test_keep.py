@@ -113,7 +113,7 @@ def test_what_is_also_said_is_said_and_its_key_counts() -> None:
     assert prompt_set.fact_of == (0, 0) and prompt_set.shares.tolist() == [0.5, 0.5]
 
 
-def test_they_have_scores_of_their_own_that_are_not_measured_without_them() -> None:
+def test_keep_and_also_have_scores_of_their_own_that_are_not_measured_without_them() -> None:
     editable = zoo.trained("gpt2", True)
     scores = ffedit.evaluate(editable, [FACT]).before
     assert {"keep", "also"} <= set(NAMES) and scores.keep is scores.also is None
@@ -126,7 +126,7 @@ def test_they_have_scores_of_their_own_that_are_not_measured_without_them() -> N
     assert ffedit.evaluate(editable, [wrong]).before.keep == 0.0, "the answer that is given counts"
 
 
-def test_they_are_kept_with_the_edit_and_in_a_combination(tmp_path: object) -> None:
+def test_keep_and_also_are_kept_with_the_edit_and_in_a_combination(tmp_path: object) -> None:
     editable = zoo.trained("gpt2", True)
     fact = replace(KEEPING, also=["{} stands in"])
     edit = write(editable, fact)

@@ -74,7 +74,7 @@ def test_the_real_forward_pass_gives_the_asked_value(family: str, method: str) -
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_it_is_written_to_the_experts_that_the_router_chose(family: str) -> None:
+def test_an_edit_is_written_to_the_experts_that_the_router_chose(family: str) -> None:
     editable = zoo.build(family)
     layer = len(editable.layers) - 2
     edit = edited(editable)

@@ -86,7 +86,7 @@ def test_what_earlier_edits_stored_is_kept(family: str, method: str) -> None:
 
 
 @pytest.mark.parametrize("method", SOLVING)
-def test_but_not_of_a_subject_that_is_written_anew(method: str) -> None:
+def test_the_earlier_value_of_a_subject_that_is_edited_again_is_free(method: str) -> None:
     editable, at = zoo.trained("gpt2", True), Address(1)
     first = write(editable, [FACT, SECOND], method, **BARE)
     first.apply_(editable)

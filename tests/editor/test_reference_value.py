@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 import zoo
-from torch import Tensor, nn
-
-sys.path.append(str(Path(__file__).parents[2] / "evaluations" / "benchmarks"))
-
 from reference_value import Objective, PlainValue, Text, plain_value
+from torch import Tensor, nn
 
 LAYER, DECAY, KL = 1, 0.5, 0.7
 TEXTS = (Text((5, 9, 12, 20, 33), 4, 2), Text((41, 7, 5, 9, 12, 20, 33, 8), 6, 4), Text((3, 5, 9, 12, 60), 4, 3))
@@ -144,7 +138,7 @@ def test_penalties_fall_from_step_to_step() -> None:
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_it_ends_before_the_step_at_which_the_loss_is_low_enough(optimizer: str) -> None:
+def test_the_optimisation_ends_before_the_step_at_which_the_loss_is_low_enough(optimizer: str) -> None:
     step_size = 0.02 if optimizer == "adam" else 0.05
     losses = chosen(optimizer, step_size).losses
     target = (losses[3] + losses[4]) / 2
@@ -154,7 +148,7 @@ def test_it_ends_before_the_step_at_which_the_loss_is_low_enough(optimizer: str)
     torch.testing.assert_close(ended.delta, chosen(optimizer, step_size, steps=4).delta)
 
 
-def test_it_ends_once_every_text_gives_the_new_object_enough() -> None:
+def test_the_optimisation_ends_once_every_text_gives_the_new_object_enough() -> None:
     objective, least = Objective(*parts("gpt2"), TEXTS, ESSENCE), []
     for steps in range(SIZES["steps"] + 1):
         delta = chosen("gradient", 0.05, steps=steps).delta if steps else torch.zeros(zoo.WIDTH).double()

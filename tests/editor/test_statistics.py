@@ -283,7 +283,7 @@ def test_a_damaged_pass_is_named(text: Path) -> None:
 # Stopping early -----------------------------------------------------------------------------------
 
 
-def test_it_stops_when_every_layer_is_sure(text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_collection_stops_when_every_layer_is_sure(text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(statistics, "ROWS_PER_BATCH", 2)
     editable, corpus = zoo.shared("gpt2"), Corpus(text, 1500)
     seen: list[int] = []

@@ -107,7 +107,7 @@ def test_on_an_edited_model_those_of_it_and_of_the_unedited_one_serve_and_no_oth
 
 @pytest.mark.usefixtures("verified_here")
 @pytest.mark.parametrize("kept", [True, False], ids=["with originals", "without"])
-def test_those_of_the_base_serve_a_checkpoint_that_keeps_what_its_edits_changed(
+def test_statistics_of_the_base_serve_a_checkpoint_that_keeps_what_its_edits_changed(
     kept: bool, text: Path, tmp_path: Path
 ) -> None:
     """In the layers above the edit, too, whose keys are no longer the base's."""

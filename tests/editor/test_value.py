@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import zoo
 from choosing import FOUR, FULL, choose, probability, said, same
+from reference_value import PlainValue, Text, plain_value
 from writing import FACT, SECOND, quick, with_numbers
 
 from ffedit import EditConfig, Fact
@@ -19,10 +18,6 @@ from ffedit.editor.key import build_prompts, read_keys
 from ffedit.editor.value import Objective, Value
 from ffedit.model.editable import Editable
 from ffedit.model.tokenization import Encoded
-
-sys.path.append(str(Path(__file__).parents[2] / "evaluations" / "benchmarks"))
-
-from reference_value import PlainValue, Text, plain_value
 
 # One of every kind of block: sequential, local attention, parallel, no module for the layer, ALiBi and residual inside,
 # norms in front of and behind a layer, norms behind alone.
@@ -227,14 +222,14 @@ def test_what_is_found_for_one_subject_does_not_depend_on_the_others(family: str
 
 
 @pytest.mark.parametrize("family", ["gpt_neo", "olmo2"])
-def test_nor_where_a_part_of_the_model_is_of_single_precision(family: str) -> None:
+def test_values_of_a_batch_equal_single_ones_where_part_of_the_model_is_float32(family: str) -> None:
     editable = zoo.trained(family, True, torch.float64)
     # Steps amplify the rounding of attention in float32, which the widths of a batch move.
     same(choose(editable, FOUR), [choose(editable, [fact])[0] for fact in FOUR], near=5e-5)
 
 
 @ways
-def test_each_ends_at_its_own_loss(way: str) -> None:
+def test_each_value_of_a_batch_ends_at_its_own_loss(way: str) -> None:
     editable, usual = zoo.trained("gpt2", True, torch.float64), WAYS[way]
     # A threshold that the facts pass at different steps, one perhaps never, and none meets to the last bit.
     curves = [choose(editable, [fact], usual)[0].losses for fact in FOUR]
@@ -249,7 +244,7 @@ def test_each_ends_at_its_own_loss(way: str) -> None:
         assert value.losses == pytest.approx(curve[: len(value.losses)], abs=1e-9)
 
 
-def test_each_ends_once_all_of_its_contexts_say_the_new_object() -> None:
+def test_each_value_of_a_batch_ends_once_all_of_its_contexts_say_the_new_object() -> None:
     """And not before: at the first δ with which plain passes give it the probability behind every prefix."""
     editable, two = zoo.trained("gemma", True, torch.float64), FOUR[:2]
     config = with_numbers(FULL, steps=40, step_size=0.05, weight_decay=0.1, target_probability=0.6)
@@ -263,7 +258,7 @@ def test_each_ends_once_all_of_its_contexts_say_the_new_object() -> None:
         assert min(probabilities) < 0.6 and len(before.losses) == steps > 1
 
 
-def test_as_the_penalties_fall_what_a_steady_price_forbids_is_reached() -> None:
+def test_falling_penalties_let_a_value_reach_what_constant_ones_forbid() -> None:
     editable, two = zoo.trained("gemma", True, torch.float64), FOUR[:2]
     dear = with_numbers(FULL, steps=60, weight_decay=50.0, target_probability=0.5, penalty_decay=1.0)
     falling = with_numbers(dear, penalty_decay=0.9)
@@ -291,7 +286,7 @@ def test_what_every_context_says_already_is_left_alone() -> None:
     assert len(asked.losses) == FULL.value.steps + 1 and asked.delta.any(), "more than 1 asks for all steps"
 
 
-def test_but_not_where_a_single_context_does_not_say_it_yet() -> None:
+def test_a_known_fact_is_changed_while_a_single_context_does_not_say_it() -> None:
     editable = zoo.trained("gpt2", True, torch.float64)
     (prompt_set,) = build_prompts(editable, [[KNOWN]], FULL)
     plainly = [probability(editable, text, torch.zeros(zoo.WIDTH)) for text in prompt_set.prompts]

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
 from atlas.table import load
+from follows import ASKS, FOLLOWS, PARAREL, Consequences, chains, related
 
 ROOT = Path(__file__).parents[2]
-sys.path.append(str(ROOT / "evaluations" / "scripts"))
-
-from follows import ASKS, FOLLOWS, PARAREL, Consequences, chains, related  # noqa: E402
 
 MORE = json.loads((ROOT / "evaluations" / "data" / "more_facts.json").read_text(encoding="utf-8"))
 FACTS = {

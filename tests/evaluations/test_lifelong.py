@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import json
-import sys
 from math import log
 from pathlib import Path
 
+import lifelong
 import pytest
 import torch
 from benching import facts, run
 from click.testing import CliRunner
+from ffedit_lifelong.prune import restrained
+from ffedit_lifelong.rect import RECT, kept
+from ffedit_lifelong.revive import REVIVE, filtered
 
 import ffedit
 from ffedit.algebra.low_rank import LowRank
 
 EVALUATIONS = Path(__file__).parents[2] / "evaluations"
-sys.path += [str(EVALUATIONS / "lifelong"), str(EVALUATIONS / "scripts")]
-
-import lifelong  # noqa: E402
-from ffedit_lifelong.prune import restrained  # noqa: E402
-from ffedit_lifelong.rect import RECT, kept  # noqa: E402
-from ffedit_lifelong.revive import REVIVE, filtered  # noqa: E402
 
 GENERATOR = torch.Generator().manual_seed(0)
 
@@ -61,7 +58,7 @@ def test_prune_bounds_singular_values_and_leaves_small_ones() -> None:
     assert torch.allclose(after[~large], S[~large])
 
 
-def test_both_keep_earlier_edits_as_alphaedit_does() -> None:
+def test_rect_and_revive_keep_earlier_edits_as_alphaedit_does() -> None:
     assert RECT.preserves and REVIVE.preserves
 
 

@@ -6,23 +6,19 @@ The code is not here: FFEDIT_ROME_CODE is the folder of a checkout of kmeng01/ro
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 from types import ModuleType
 
+import compare
+import published_code as code
 import pytest
+import rivals
 import torch
 import zoo
 from click.testing import CliRunner
 from writing import FACT
 
 from ffedit import Address, Fact, FFEditError
-
-sys.path.append(str(Path(__file__).parents[2] / "evaluations" / "scripts"))
-
-import compare
-import published_code as code
-import rivals
 
 LAYER, PREFIXES = 1, ["the river", "a city in"]
 CHECKOUT = os.environ.get("FFEDIT_ROME_CODE")

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
-
-import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "evaluations" / "reliability"))
 
 import courses
 import kill
+import pytest
 import together
 
 pytestmark = pytest.mark.skipif(not hasattr(courses.os, "fork"), reason="processes are forked")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
+import ablation
+import compare
+import one_by_one
 import pytest
+import rivals
 import torch
 import zoo
 from torch import Tensor
@@ -16,13 +19,6 @@ from ffedit import Address, FFEditError
 from ffedit.files.resuming import Journal
 from ffedit.model.editable import Editable
 from ffedit.model.hooks import capture
-
-sys.path.append(str(Path(__file__).parents[2] / "evaluations" / "scripts"))
-
-import ablation
-import compare
-import one_by_one
-import rivals
 
 LAYER, PREFIXES = 1, ["a b c", "the is in"]
 EDITORS = [rivals.published_rome, rivals.plain_rank_one]

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
+import collateral
+import gpu
 import pytest
 from click.testing import CliRunner
 
 import ffedit
 
 EVALUATIONS = Path(__file__).parents[2] / "evaluations"
-sys.path += [str(EVALUATIONS / "scripts"), str(EVALUATIONS / "benchmarks")]
-
-import collateral  # noqa: E402
-import gpu  # noqa: E402
 
 
 def test_every_step_is_compared_between_devices() -> None:

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import site_quality
 import zoo
+from one_by_one import FOUR
 from writing import CORPUS, quick
 
 import ffedit
 from ffedit import Fact
 from ffedit.files.resuming import Journal
-
-sys.path.append(str(Path(__file__).parents[2] / "evaluations" / "scripts"))
-
-import site_quality
-from one_by_one import FOUR
 
 LAYERS, MODEL = (1, 2, 3, 4), site_quality.Model("", (1, 2, 3, 4), 3, 8)
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 from dataclasses import replace
 from pathlib import Path
 from random import Random
 
 import pytest
 import torch
+import train_zoo as zoo
 from atlas.corpus import Corpus
 from atlas.recipe import RECIPES, Recipe, batch, loss_of, regularised, tokenizer_of
 from atlas.shapes import build_model
@@ -21,9 +21,6 @@ import ffedit
 from ffedit.facts.formats import parse_record
 
 EVALUATIONS = Path(__file__).parents[2] / "evaluations" / "scripts"
-sys.path.append(str(EVALUATIONS))
-
-import train_zoo as zoo  # noqa: E402
 
 TYPES = {
     "zoo-gpt2": ("GPT2LMHeadModel", 4),

@@ -7,9 +7,7 @@ ROME's sampled text (2202.05262): how it is drawn, the entropy of its n-grams an
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -17,15 +15,12 @@ import numpy as np
 import pytest
 import zoo
 from changing import changed
+from reference_scores import PlainScores, mean
 
 from ffedit import Fact
 from ffedit.evaluator import Evaluation
 from ffedit.inference import generation
 from ffedit.model.editable import Editable
-
-sys.path.append(str(Path(__file__).parents[2] / "evaluations" / "benchmarks"))
-
-from reference_scores import PlainScores, mean
 
 FACTS = [
     Fact(

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 import zoo
 from changing import changed
+from reference_scores import PlainScores
 
 from ffedit import Fact
 from ffedit.evaluator import Evaluation, responses
 from ffedit.inference import contexts
-
-sys.path.append(str(Path(__file__).parents[2] / "evaluations" / "benchmarks"))
-
-from reference_scores import PlainScores
 
 FACTS = [
     Fact(

@@ -205,7 +205,7 @@ def test_a_delta_is_applied_with_the_lines_in_its_readme(family: str, dense: boo
 
 @here
 @pytest.mark.parametrize("family", ["mixtral", "qwen2_moe", "llama4"])
-def test_those_lines_find_single_experts(family: str, tmp_path: Path) -> None:
+def test_the_lines_of_the_card_find_single_experts(family: str, tmp_path: Path) -> None:
     import safetensors.torch
 
     editable = ffedit.load(on_disk(family, tmp_path / "base"))

@@ -17,7 +17,7 @@ KEEP = ["{} was built in", {"prompt": "The owner of {} is", "target": "Ann", "al
 ALSO = ["You can see {} in", "Where is Old Mill? In"]
 
 
-def test_they_are_read_from_a_file_and_written_back_as_they_were(tmp_path: Path) -> None:
+def test_keep_and_also_are_read_from_a_file_and_written_back_as_they_were(tmp_path: Path) -> None:
     (tmp_path / "facts.json").write_text(json.dumps({**MILL, "keep": KEEP, "also": ALSO}))
     (fact,) = read_facts(tmp_path / "facts.json")
     assert [probe.prompt for probe in fact.keep_probes] == [

@@ -15,7 +15,7 @@ from ffedit.inference import text as texts
 from ffedit.inference.text import nats_per_character, neutral_text
 
 
-def test_it_is_a_text_of_many_words() -> None:
+def test_the_neutral_text_is_a_text_of_many_words() -> None:
     text = neutral_text()
     assert len(text) > 30_000 and len(set(text.split())) > 2_000
     assert "\ufffd" not in text and "<|" not in text

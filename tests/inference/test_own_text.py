@@ -51,7 +51,7 @@ def reader(monkeypatch: pytest.MonkeyPatch) -> Editable:
 
 
 @pytest.mark.parametrize(("start", "ids"), [("<s>", [0]), ("<s> </s>", [0, 1])])
-def test_it_goes_on_from_what_the_tokenizer_puts_in_front_and_keeps_it(
+def test_sampled_text_goes_on_from_what_the_tokenizer_puts_in_front_and_keeps_it(
     start: str, ids: list[int], prompts: list[list[int]]
 ) -> None:
     rows = own_text(begun(start), 4, 8, seed=5)
@@ -59,7 +59,7 @@ def test_it_goes_on_from_what_the_tokenizer_puts_in_front_and_keeps_it(
     assert len({tuple(row) for row in rows}) > 1
 
 
-def test_it_follows_the_token_between_documents_and_leaves_it_out(prompts: list[list[int]]) -> None:
+def test_sampled_text_follows_the_token_between_documents_and_leaves_it_out(prompts: list[list[int]]) -> None:
     editable = zoo.shared("gpt2")
     assert editable.tokenizer.bos_token_id is None and editable.tokenizer.eos_token_id == 1
     rows = own_text(editable, 4, 8, seed=5)

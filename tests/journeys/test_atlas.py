@@ -102,7 +102,7 @@ def test_a_subject_is_routed_to_the_same_experts_nearly_wherever_it_stands() -> 
 
 
 @pytest.mark.parametrize("name", EMBEDDED)
-def test_it_says_facts_in_words_that_it_was_trained_on_and_in_others(name: str) -> None:
+def test_atlas_says_facts_in_words_that_it_was_trained_on_and_in_others(name: str) -> None:
     table = load().about(RECIPES[name].kinds)
     for hidden in (False, True):
         texts = []
@@ -118,14 +118,14 @@ def test_it_says_facts_in_words_that_it_was_trained_on_and_in_others(name: str) 
 
 
 @pytest.mark.parametrize("name", EMBEDDED)
-def test_it_is_recalled_early_at_the_last_token_of_the_subject(name: str) -> None:
+def test_facts_are_recalled_early_at_the_last_token_of_the_subject(name: str) -> None:
     trace = ffedit.locate(atlas(name), FACT, window=3)
     assert trace.known and trace.at_subject.max() >= 0.25 * trace.total
     assert trace.layer < len(atlas(name).layers) / 2
 
 
 @pytest.mark.usefixtures("warm_cache")
-def test_its_sites_are_mapped_beside_the_trace(
+def test_the_sites_of_a_fact_are_mapped_beside_the_trace(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.setattr("ffedit.layer_choice.site_map.tokens_for", lambda subjects: 2000)

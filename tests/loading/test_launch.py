@@ -58,7 +58,7 @@ def test_two_processes_write_the_edit_of_one(model: Path, empty: Path, capsys: p
     words += ["--set", "prompts.contexts=1", "--set", "value.steps=5", "--force"]
     ran = process(*LAUNCH, "--multi_gpu", "-m", "ffedit", *words, "--out", "two", "--json", "two.json")
     assert ran.code == 0, ran.err
-    assert ran.out.count("Layer 1") == 1, "the first process tells it"
+    assert ran.out.count("layer 1 of") == 1, "the first process tells it"
     assert shell(capsys, *words, "--out", "one", "--json", "one.json").code == 0
     two, one = Edit.load("two"), Edit.load("one")
     assert two.facts == one.facts and two.updates.keys() == one.updates.keys()
@@ -129,7 +129,7 @@ def test_a_process_that_accelerate_left_alone_says_how_to_start_several(empty: P
     assert ran.err.index(ALONE) < ran.err.index("error: no file nowhere.json")
 
 
-def test_it_says_so_only_where_it_was_left_alone(
+def test_a_launch_of_a_single_process_is_noticed_and_nothing_else(
     empty: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command = ["bench", "nowhere.json", "--out", "out"]

@@ -129,7 +129,7 @@ def test_a_trace_equals_the_plain_loop(family: str, kind: Any) -> None:
 
 @pytest.mark.parametrize("family", [*zoo.HYBRIDS, *zoo.MIXTURES])
 @pytest.mark.parametrize("kind", ["state", "feed_forward"])
-def test_so_it_does_with_experts_and_where_layers_keep_more_than_keys_and_values(family: str, kind: Any) -> None:
+def test_a_trace_of_experts_and_hybrids_equals_the_plain_loop(family: str, kind: Any) -> None:
     editable = zoo.shared(family)
     assert editable.resumable == (family not in zoo.HYBRIDS)
     trace = locate(editable, FACT, kind, samples=SAMPLES, seed=SEED, window=2)

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import fuzzing
 import hypothesis
 import hypothesis.strategies as st
 import pytest
-
-sys.path.append(str(Path(__file__).parents[2] / "evaluations" / "reliability"))
-
-import fuzzing
 from fuzzing import Damage
 
 NUMBER = st.integers(0, 2**32 - 1)

@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import fuzzing
 import pytest
 import zoo
 from making import made, on_disk
@@ -34,10 +35,6 @@ from ffedit.facts.text import plain
 from ffedit.files.resuming import json_lines, read_journal
 from ffedit.files.tensor_ranges import contents, read_header
 from ffedit.model.tokenization import turn
-
-sys.path.append(str(Path(__file__).parents[2] / "evaluations" / "reliability"))
-
-import fuzzing
 
 DEEP, LONG = "[" * 100_000, "1" * 5000
 # Text that clears a screen, sets a title, makes a link, turns the direction of what follows, and is HTML and Markdown.

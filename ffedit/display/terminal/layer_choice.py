@@ -42,7 +42,7 @@ def reasons(found: Found, asked: str) -> list[Text]:
     lines: list[Text] = []
     if found.by == found.auto.by:
         if asked != "auto":
-            lines.append(Text("The trace shows no site at the subject's last token, so it does not tell the layer."))
+            lines.append(Text("The trace shows no site at the subject's last token, so it chooses no layer."))
         lines.append(auto_in_words(found.auto, layer))
     if found.by == "only":
         lines.append(Text(f"Layer {layer}: the only one whose output reaches the answer."))
@@ -51,7 +51,7 @@ def reasons(found: Found, asked: str) -> list[Text]:
 
 def auto_in_words(auto: AutoLayer, layer: int | None = None) -> Text:
     """Say which layer `auto` takes, and why; `layer` is taken where that one is not allowed."""
-    words = "" if layer in (None, auto.layer) else f"the layer allowed that comes next to {auto.layer}, "
+    words = "" if layer in (None, auto.layer) else f"the allowed layer nearest to {auto.layer}, "
     heading = f"Layer {auto.layer if layer is None else layer}: "
     return Text.assemble((heading, "bold"), f"{words}{auto.why}; `ffedit choose-layer` tries others.")
 
@@ -90,14 +90,16 @@ def compare_layers(sweep: Sweep) -> RenderableType:
 
 
 def _sweep_in_words(sweep: Sweep) -> list[Text]:
-    lines = [f"All edits with {sweep.method}, {counted(sweep.facts, 'fact')}.", _correlation(sweep.correlation)]
+    lines = [f"All edits are by {sweep.method}, {counted(sweep.facts, 'fact')}.", _correlation(sweep.correlation)]
     return [*map(Text, lines), *_unmeasured(sweep.rows)]
 
 
 def _unmeasured(rows: Sequence[LayerScore]) -> list[Text]:
     missing = [name for name in RATES if all(getattr(row, name) is None for row in rows)]
-    score = "there is no score" if "efficacy" in missing else "the score is of the others"
-    return [Text(f"Not measured, for want of prompts: {' and '.join(missing)}; {score}.")] if missing else []
+    score = "there is no score" if "efficacy" in missing else "the score is that of the others"
+    return (
+        [Text(f"Not measured, since no fact has prompts for it: {' and '.join(missing)}; {score}.")] if missing else []
+    )
 
 
 def trial_edits(choice: Choice) -> RenderableType:
@@ -135,11 +137,11 @@ def _layers_table(rows: Sequence[LayerScore], choices: Mapping[str, int | None])
 
 def _correlation(correlation: float | None) -> str:
     if correlation is None:
-        return "Whether tracing tells where to edit cannot be said: too few layers, or all of them alike."
+        return "It is unknown whether tracing shows where to edit: there are too few layers, or all are alike."
     size = abs(correlation)
     if size < WEAK:
-        says = "where tracing finds more, an edit scores neither better nor worse"
+        says = "edits at layers with more effect score neither better nor worse"
     else:
         better = "better" if correlation > 0 else "worse"
-        says = f"where tracing finds more, an edit {'clearly' if size >= STRONG else 'somewhat'} scores {better}"
+        says = f"edits at layers with more effect score {'clearly' if size >= STRONG else 'somewhat'} {better}"
     return f"Rank correlation of trace effect and score over layers (Spearman): {number(correlation)}; {says}."

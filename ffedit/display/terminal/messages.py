@@ -45,13 +45,15 @@ def shipped(done: Exported, undone: bool = False) -> Text:
 def packing(edit: Edit) -> Text | None:
     """Render how a GGUF file stores an edit that is measured as the file has it; None for any other."""
     lines = [as_stored(matrix) for matrix in edit.provenance.get("gguf", ())]
-    return Text("\n".join([*lines, "The scores are of what the file holds."])) if lines else None
+    return (
+        Text("\n".join([*lines, "The scores are measured on the matrices as the file stores them."])) if lines else None
+    )
 
 
 def as_stored(matrix: Mapping[str, Any]) -> str:
     """Describe how a GGUF file stores a changed matrix (`Packed.to_dict`)."""
     kind = matrix["kind"] if matrix["kind"] == matrix["was"] else f"{matrix['kind']} (was {matrix['was']})"
-    return f"{matrix['name']} is stored as {kind}, which loses {matrix['lost']:.1%} of what the edit moves"
+    return f"{matrix['name']} is stored as {kind}, which loses {matrix['lost']:.1%} of the edit"
 
 
 def _size(count: int) -> str:

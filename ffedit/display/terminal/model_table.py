@@ -34,8 +34,12 @@ def model_line(model: Stack) -> Text:
         str(memories[0].saved_dtype).removeprefix("torch."),
         *(["in its chat template"] if isinstance(model, Editable) and model.chat else []),
     ]
-    name = model.name if len(model.name) <= MOST_NAME else Path(model.name).name
-    return Text(name, style="bold").append(f"  {' · '.join(parts)}", style="not bold")
+    return Text(short_name(model), style="bold").append(f"  {' · '.join(parts)}", style="not bold")
+
+
+def short_name(model: Stack) -> str:
+    """Return the name of a model, and the last part only of a long one."""
+    return model.name if len(model.name) <= MOST_NAME else Path(model.name).name
 
 
 def memory_table(editable: Editable) -> Group:

@@ -7,12 +7,12 @@ from rich.table import Column
 from rich.text import Text
 
 from ffedit.benchmark.estimate import Estimate
-from ffedit.display.terminal.tables import plain_table
+from ffedit.display.terminal.tables import duration, plain_table
 
 
 def plan(estimate: Estimate, written: str) -> RenderableType:
     """Render the stages of an edit with their seconds; `written` lists the files and folders that it would write."""
-    table = plain_table("stage", Column("what would be done", overflow="fold"), Column("about", justify="right"))
+    table = plain_table("stage", Column("step", overflow="fold"), Column("about", justify="right"))
     for stage in estimate.stages:
         table.add_row(stage.name, stage.words, duration(stage.seconds))
     table.add_row("", "in all", duration(estimate.seconds), style="bold")
@@ -24,13 +24,6 @@ def plan(estimate: Estimate, written: str) -> RenderableType:
         f"Estimated from passes that were timed here: {estimate.tokens_per_second:,.0f} tokens a second.",
     ]
     return Group(table, Text(""), Text("\n".join(lines)))
-
-
-def duration(seconds: float) -> str:
-    """Say seconds in the unit that suits them."""
-    if seconds < 60:
-        return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
 def _gigabytes(size: int) -> str:

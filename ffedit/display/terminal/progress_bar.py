@@ -7,9 +7,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress as Bars, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress as Bars, ProgressColumn, Task, TaskID, TextColumn
+from rich.text import Text
 
 from ffedit.display.terminal.console import PlainConsole
+from ffedit.display.terminal.tables import duration
 from ffedit.progress import Progress, silent
 
 INTERVAL = 10.0  # seconds, at least, before and between lines
@@ -29,7 +31,7 @@ def progress_bars(quiet: bool = False, console: Console | None = None) -> Iterat
         TextColumn("{task.description:<12}", style="dim", markup=False),
         BarColumn(bar_width=32),
         MofNCompleteColumn(),
-        TimeRemainingColumn(compact=True),
+        _SecondsLeft(),
         console=console,
         transient=True,
         redirect_stdout=False,
@@ -46,14 +48,32 @@ def progress_bars(quiet: bool = False, console: Console | None = None) -> Iterat
         yield advance
 
 
+class _SecondsLeft(ProgressColumn):
+    """Column that says how long a stage still takes, or took."""
+
+    def render(self, task: Task) -> Text:
+        """Return the words, none while the speed is not known."""
+        if task.finished_time is not None:
+            return Text(duration(task.finished_time), style="dim")
+        return Text("" if task.time_remaining is None else f"{duration(task.time_remaining)} left")
+
+
 def _lines(console: Console) -> Progress:
-    """Return a callback that prints the progress as a line, at most one every `INTERVAL`; none of short work."""
-    last = time.monotonic()
+    """Return a callback that prints the progress as a line, with the time that the stage still takes.
+
+    A stage has its first line after `INTERVAL`, and another each time that it has taken twice as long.
+    """
+    begun = last = time.monotonic()
+    current = ""
 
     def advance(stage: str, done: int, total: int) -> None:
-        nonlocal last
-        if time.monotonic() - last >= INTERVAL:
-            console.print(f"{stage} {done}/{total}", soft_wrap=True, markup=False, highlight=False)
-            last = time.monotonic()
+        nonlocal begun, last, current
+        now, name = time.monotonic(), stage.partition(":")[0]
+        if name != current:
+            current, begun = name, now
+        if done < total and now - last >= max(INTERVAL, last - begun):
+            left = f", {duration((now - begun) * (total - done) / done)} left" if now > begun and done else ""
+            console.print(f"{stage} {done}/{total}{left}", soft_wrap=True, markup=False, highlight=False)
+            last = now
 
     return advance

@@ -6,6 +6,7 @@ facts.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import groupby
@@ -20,8 +21,8 @@ from ffedit.editor.checks import in_reach
 from ffedit.editor.edit import Edit
 from ffedit.editor.methods import METHODS
 from ffedit.editor.provenance import ValueSearch, value_searches
-from ffedit.evaluator import METRICS, NAMES, Report, Scores
-from ffedit.evaluator.verdict import DRIFTED, ENOUGH, took
+from ffedit.evaluator import METRICS, NAMES, Report
+from ffedit.evaluator.verdict import DRIFTED, ENOUGH, texts, took
 from ffedit.facts.text import counted, number, quoted
 from ffedit.model.editable import Editable
 
@@ -37,30 +38,38 @@ MOST_TOKENS = 20
 def before_after(report: Report) -> Table:
     """Render the scores of the headline that were measured, and whichever else was damaged, a row each.
 
-    In brackets stands a rate's magnitude, a mean difference of probability. For many facts, a change has its interval
-    beside it, and the column of meanings is left out.
+    Beside a score stands the number of prompts that it is measured on. For many facts, a change has its interval beside
+    it, and the column of meanings is left out.
     """
     both = [scores for scores in (report.before, report.after) if scores is not None]
-    sure = len(both) == 2 and len(report.facts_before) >= ENOUGH
-    table = _table(report, False, *([] if sure else [Column("", style="dim", overflow="fold")]))
+    sure, counts = len(both) == 2 and len(report.facts_before) >= ENOUGH, _prompts(report)
+    more = [Column("prompts", justify="right"), *([] if sure else [Column("", style="dim", overflow="fold")])]
+    table = _table(report, False, *more)
     for name in dict.fromkeys((*NAMES, *report.verdict.damage)):
         if _measured(report, name):
-            cells = [_with_magnitude(scores, name) for scores in both]
+            cells = [_shown(name, getattr(scores, name), {}) for scores in both]
             if report.after is not None:
                 cells.append(_change(report, name, report.changes if sure else {}))
             meaning = [] if sure else [METRICS[name].meaning]
-            table.add_row(name, METRICS[name].direction if report.after else "", *cells, *meaning)
+            count = str(counts[name]) if counts[name] else ""
+            table.add_row(name, METRICS[name].direction if report.after else "", *cells, count, *meaning)
     lines = ["change: mean over facts and its 95 % interval over subjects"] if sure else []
-    if any(getattr(report.before, f"{name}_magnitude", None) is not None for name in NAMES):
-        lines.append("in brackets: mean difference of probability")
     return _captioned(table, [*lines, *_not_measured(report)])
+
+
+def _prompts(report: Report) -> Counter[str]:
+    """Count the prompts that each score of the headline is measured on."""
+    facts, asked = report.facts_before, (prompt for fact in report.facts_before for prompt in fact.asked)
+    counts = Counter(prompt.score for prompt in asked)
+    own = dict.fromkeys(("efficacy", "generation"), len(facts))
+    return counts | Counter(own) | Counter(dict.fromkeys(("degenerate", "greedy_entropy"), texts(facts)))
 
 
 def all_scores(report: Report) -> Table:
     """Render all measured scores, with 95 % intervals where there are at least two facts, and by kind of probe."""
     table = _table(report, bool(report.intervals_before))
     for name, metric in METRICS.items():
-        if _measured(report, name) and not name.endswith("_magnitude"):
+        if _measured(report, name):
             cells = [_shown(name, getattr(report.before, name), report.intervals_before)]
             if report.after is not None:
                 after = _shown(name, getattr(report.after, name), report.intervals_after)
@@ -79,12 +88,12 @@ def all_scores(report: Report) -> Table:
     known = sum(fact.scores.knew == 1 for fact in report.facts_before)
     lines = [
         *(["in brackets: 95 % intervals over subjects"] if report.intervals_before else []),
-        "teacher_forced…, …token_accuracy and …argmax are teacher-forced: not what the model says by itself",
-        "gaps to generation: teacher_forced_gap of teacher_forced, token_accuracy_gap of token_accuracy",
+        "teacher_forced…, …token_accuracy and …argmax are teacher-forced, not free generation",
+        "teacher_forced_gap and token_accuracy_gap are the differences to generation",
     ]
     now = report.known[1] or report.known[0]
     if known and now.generation is not None:
-        lines.append(f"of the {known} facts that the model knew: generation {_share(now.generation)}")
+        lines.append(f"generation among the {known} facts that the model knew: {_share(now.generation)}")
     return _captioned(table, [*lines, *_not_measured(report), *map(str, report.left_out)])
 
 
@@ -127,16 +136,6 @@ def _shown(name: str, value: float | None, intervals: Mapping[str, Interval]) ->
 
 def _range(interval: Interval | None, words: Callable[[float], str]) -> Text:
     return Text("") if interval is None else Text(f" {interval.ends(words)}".rstrip(), style="dim")
-
-
-def _with_magnitude(scores: Scores, name: str) -> Text:
-    value = getattr(scores, name)
-    if value is None:
-        return Text("")
-    magnitude = getattr(scores, f"{name}_magnitude", None)
-    beside = "" if magnitude is None else f" ({signed(magnitude)})"
-    aligned = any(getattr(scores, f"{other}_magnitude", None) is not None for other in NAMES)
-    return Text.assemble(figure(name, value), (beside.ljust(8 if aligned else 0), "dim"))
 
 
 def figure(name: str, value: float) -> str:
@@ -197,18 +196,22 @@ def sayings(prompts: Sequence[str], before: Sequence[str], after: Sequence[str] 
     return Group(table, Text(f" … and {len(prompts) - MOST_SAYINGS} more", style="dim"))
 
 
-def verdict_view(report: Report, edit: Edit | None = None, editable: Editable | None = None) -> Text:
-    """Render the verdict, a line for each caveat about the state before the edit, and, of an edit, what to try."""
-    verdict = report.verdict
-    words = [verdict.text]
-    if edit is not None and editable is not None and verdict.outcome not in ("took", "nothing to change", "no edit"):
+def verdict_view(
+    report: Report, edit: Edit | None = None, editable: Editable | None = None, whole: bool = True
+) -> Text | None:
+    """Render the verdict, a line for each caveat about the state before the edit, and, for an edit, what to try.
+
+    Unless `whole`, the verdict on an edit that damaged nothing is left out; None where nothing is left.
+    """
+    verdict, good = report.verdict, report.verdict.outcome in ("took", "nothing to change", "no edit")
+    words = [verdict.text] if whole or not good else []
+    if edit is not None and editable is not None and not good:
         failed = _failed(report, edit)
         missed = [(new, search) for new, search in failed if search.probability < (search.wanted or REACHED)]
         words += [*_why(missed), *_shorter(failed), *_advice(editable, edit, missed)]
-    text = Text(" ".join(words), style=STYLES.get(verdict.outcome, "bold yellow"))
-    for caveat in verdict.caveats:
-        text.append(f"\n{caveat}", style="not bold yellow")
-    return text
+    lines = [Text(" ".join(words), style=STYLES.get(verdict.outcome, "bold yellow"))] if words else []
+    lines += [Text(caveat, style="yellow") for caveat in verdict.caveats]
+    return Text("\n").join(lines) if lines else None
 
 
 def _failed(report: Report, edit: Edit) -> list[tuple[str, ValueSearch]]:

@@ -40,3 +40,10 @@ def first_names(names: Sequence[str]) -> str:
     """Join the first names, and say how many more there are."""
     more = f", … and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
     return ", ".join(names[:MOST_NAMES]) + more
+
+
+def duration(seconds: float) -> str:
+    """Say seconds in the unit that suits them."""
+    if seconds < 60:
+        return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
