@@ -17,7 +17,7 @@ from ffedit.display.terminal.messages import packing
 from ffedit.display.terminal.model_table import model_line, short_name
 from ffedit.display.terminal.outcome import outcome, worse
 from ffedit.display.terminal.plan import plan
-from ffedit.display.terminal.scores import before_after, verdict_view, what_it_says
+from ffedit.display.terminal.scores import MOST_TOKENS, before_after, verdict_view, what_it_says
 from ffedit.display.terminal.tables import duration, ranges
 from ffedit.editor.config import EditConfig
 from ffedit.editor.edit import Edit, applied_edits
@@ -35,9 +35,6 @@ from ffedit.model.memory import Address
 from ffedit.progress import Progress
 from ffedit.safety.guardrails import Breach, breaches, refusal, warnings
 from ffedit.safety.require import Requirement, not_taken, unmet
-
-# Tokens of a new object that one value makes a model say: of longer ones SmolLM2-135M says the beginning.
-MOST_TOKENS = 20
 
 
 @dataclass(frozen=True)
