@@ -13,7 +13,7 @@ from ffedit.algebra.linalg import Metric, Moment
 from ffedit.algebra.updates import moment
 from ffedit.editor.config import EditConfig
 from ffedit.editor.edit import Edit
-from ffedit.editor.metric import metric
+from ffedit.editor.metric import as_matrix, factored, is_long
 from ffedit.editor.name_keys import NameMoment
 from ffedit.editor.protect import Protected
 from ffedit.facts.fact import Fact, by_subject
@@ -69,6 +69,15 @@ class Problem:
         return moment(self.spread, [len(moments.sum) for moments in self.moments])
 
     @cached_property
-    def C(self) -> Metric:
-        """Metric of the norm ‖Δ‖_C (`metric`)."""
-        return metric(self.moments, self.spread, self.names)
+    def C(self) -> Moment:
+        """Second moment of the keys of other text and names, with the facts' own spread, [Σ d_ff, Σ d_ff]."""
+        return as_matrix(self.moments, self.spread, self.names)
+
+    @cached_property
+    def metric(self) -> Metric:
+        """C as `updates` takes it: as a matrix, or, where keys are long, as a factor that is kept and a few rows."""
+        return (
+            factored(self.moments, self.spread, self.names)
+            if is_long(self.moments, self.spread, self.names)
+            else self.C
+        )

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ffedit.algebra.key_moments import KeyMoments
-from ffedit.algebra.linalg import Metric, Updated, blocks_of, diagonal, factor
+from ffedit.algebra.linalg import Metric, Moment, Updated, blocks_of, diagonal, factor
 from ffedit.algebra.updates import moment
 from ffedit.editor.name_keys import NameMoment
 
@@ -24,20 +24,33 @@ LONG, FEW = 4096, 1 / 8
 
 
 def metric(moments: Sequence[KeyMoments], spread: Tensor, names: NameMoment | None = None) -> Metric:
-    """Return C' of a layer, [Σ d_ff, Σ d_ff], float64, on the device of `spread`.
+    """Return C' of a layer, [Σ d_ff, Σ d_ff], float64, on the device of `spread`; where keys are long, `factored`.
 
     Args:
         moments: C of each memory of the layer.
         spread: A, [n, Σ d_ff].
         names: the names that count, where they do.
     """
-    sizes = [len(of_text.sum) for of_text in moments]
+    return (factored if is_long(moments, spread, names) else as_matrix)(moments, spread, names)
+
+
+def is_long(moments: Sequence[KeyMoments], spread: Tensor, names: NameMoment | None) -> bool:
+    """Return True where a factor is kept: for a single memory of many keys, of which an edit corrects few."""
+    size, corrected = len(moments[0].sum), len(spread) + (0 if names is None else len(names.which))
+    return len(moments) == 1 and size >= LONG and corrected <= FEW * size
+
+
+def factored(moments: Sequence[KeyMoments], spread: Tensor, names: NameMoment | None) -> Updated:
+    """Return C' of a single memory as the factor of C and all names, and the rows by which an edit corrects it."""
     left_out = spread[:0] if names is None else names.rows.to(spread)
-    if len(sizes) == 1 and sizes[0] >= LONG and len(spread) + len(left_out) <= FEW * sizes[0]:
-        signs = torch.tensor([1.0] * len(spread) + [-1.0] * len(left_out)).to(spread)
-        return Updated(_factor(moments[0], names, spread.device), torch.cat([spread, left_out]), signs)
+    signs = torch.tensor([1.0] * len(spread) + [-1.0] * len(left_out)).to(spread)
+    return Updated(_factor(moments[0], names, spread.device), torch.cat([spread, left_out]), signs)
+
+
+def as_matrix(moments: Sequence[KeyMoments], spread: Tensor, names: NameMoment | None = None) -> Moment:
+    """Return C' as a matrix, or one for each memory."""
     blocks = [of_text.C.to(spread.device) for of_text in moments]
-    for more in (moment(spread, sizes), *([] if names is None else [names.moment])):
+    for more in (moment(spread, [len(block) for block in blocks]), *([] if names is None else [names.moment])):
         for block, part in zip(blocks, blocks_of(more), strict=True):
             block.add_(part)  # C is a new tensor each time
     return diagonal(blocks)

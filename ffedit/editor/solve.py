@@ -103,7 +103,7 @@ def store(
     names = job.names[ff.layer] if job.names else None
     problem = Problem(W, K, V.to(W.device), moments, spread, record.kept[ff.layer].to(W.device), job.config, names)
     delta = solver(problem)
-    record.add(ff, delta, subjects, K, problem.V, divisions(delta, problem.C), method.guarantee(problem, delta))
+    record.add(ff, delta, subjects, K, problem.V, divisions(delta, problem.metric), method.guarantee(problem, delta))
     if write:
         write_(ff, delta)
 

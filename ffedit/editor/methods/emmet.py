@@ -14,7 +14,7 @@ from ffedit.editor.methods.published import PAPER_MEMIT
 
 def solve(problem: Problem) -> LowRank:
     """Return the Δ of smallest C-norm with (W + Δ) K = V and Δ K_p = 0."""
-    return equality(problem.W, problem.K, problem.V, problem.C, problem.kept)
+    return equality(problem.W, problem.K, problem.V, problem.metric, problem.kept)
 
 
 # EMMET takes MEMIT's procedure for v*, and so its numbers.

@@ -33,7 +33,7 @@ class MemitConfig:
 def solve(problem: Problem) -> LowRank:
     """Return argmin_Δ ‖(W + Δ) K − V‖² + ‖Δ K_p‖² + λ ‖Δ‖_C²."""
     ridge = problem.config.of("memit", MemitConfig).ridge
-    return least_squares(problem.W, problem.K, problem.V, problem.C, ridge, problem.kept)
+    return least_squares(problem.W, problem.K, problem.V, problem.metric, ridge, problem.kept)
 
 
 MEMIT = Method(
