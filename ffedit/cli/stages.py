@@ -1,9 +1,9 @@
-"""Seconds of each stage of a command, its products, and what share of the machine's own speed that is.
+"""Seconds of each stage of a command, its products, and their share of the machine's own speed.
 
-A stage is what a progress callback names. The time up to a call belongs to the stage that the call reports on; up to
-the call that opens a stage (nothing done yet) it belongs to none, and is told as "between". The arithmetic is that of
-matrix products and attention, as torch counts it: what solves an equation (Cholesky) is not in it. The ceiling is the
-fastest of a few products of square float32 matrices on the model's kind of device, measured where a share is told.
+A stage is what a progress callback names. The time up to a call belongs to the stage that the call reports; up to the
+call that opens a stage (nothing is done yet) it belongs to no stage, and is logged as "between". The arithmetic is that
+of matrix products and attention, as torch counts it, without factorisations (Cholesky). The ceiling is the fastest of a
+few products of square float32 matrices on this machine, measured when the stages are logged.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ffedit.progress import Progress
 logger = logging.getLogger(__name__)
 
 SIDE, ROUNDS = 1536, 8  # of the matrices whose products are the ceiling: 7 GFLOP each
-SHORT = 0.5  # seconds; of a shorter stage no share is told
+SHORT = 0.5  # seconds; a shorter stage is logged without its share
 
 
 class Products(TorchDispatchMode):
