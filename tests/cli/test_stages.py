@@ -1,0 +1,56 @@
+"""What each stage took: products are counted, time belongs to the stage that is reported, and nothing else changes."""
+
+from __future__ import annotations
+
+import logging
+from itertools import chain, repeat
+
+import pytest
+import torch
+
+from ffedit.cli import stages
+from ffedit.cli.options import Surface
+
+
+def test_products_are_counted_in_both_directions() -> None:
+    a, b = torch.randn(3, 5, requires_grad=True), torch.randn(5, 7)
+    with stages.Products() as products:
+        product = a @ b
+        assert products.operations == 2 * 3 * 5 * 7
+        product.sum().backward()  # of a alone
+    assert products.operations == 2 * 2 * 3 * 5 * 7 and a.grad is not None
+
+
+def test_time_and_products_belong_to_the_stage_that_is_reported(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = chain([0.0, 1.0, 3.0, 7.0, 8.0], repeat(9.0))
+    monkeypatch.setattr(stages.time, "perf_counter", lambda: next(clock))
+    monkeypatch.setattr(stages, "fastest_products", lambda: 1e3)
+    calls: list[tuple[str, int, int]] = []
+    a = torch.ones(10, 10)
+    with caplog.at_level(logging.INFO, "ffedit"), stages.timed_stages(lambda *call: calls.append(call)) as progress:
+        a @ a
+        progress("reading", 0, 2)  # opens a stage: 1 second before it
+        progress("reading", 1, 2)  # 2 seconds
+        a @ a
+        progress("measuring: 0.5", 1, 1)  # 4 seconds
+        progress("reading", 2, 2)  # 1 second
+    assert calls == [("reading", 0, 2), ("reading", 1, 2), ("measuring: 0.5", 1, 1), ("reading", 2, 2)]
+    lines = [record.message for record in caplog.records]
+    assert lines[1] == "reading: 3.0 s" and lines[0].startswith("between: 2.0 s, 0.00 TFLOP at 100 % of")
+    assert lines[2] == "measuring: 4.0 s, 0.00 TFLOP at 50 % of 0.00/s"
+
+
+def test_stages_are_timed_only_where_somebody_reads_them(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(stages, "timed_stages", None)
+    with Surface(quiet=True).progress() as progress:
+        progress("reading", 1, 1)
+    with caplog.at_level(logging.INFO, "ffedit"), pytest.raises(TypeError), Surface(quiet=True).progress():
+        pass
+
+
+def test_the_ceiling_is_a_speed() -> None:
+    assert stages.fastest_products() > 1e8
