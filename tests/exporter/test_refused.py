@@ -57,7 +57,7 @@ def test_bases_that_cannot_be_used(edit: Edit, tmp_path: Path) -> None:
     (base / "model.safetensors").rename(base / "pytorch_model.bin")
     told(ModelError, "pickled")
     (base / "pytorch_model.bin").unlink()
-    told(ModelError, "no model.safetensors")
+    told(ModelError, "no weights in it (model.safetensors")
     (base / INDEX).write_text(json.dumps({"weight_map": {name: "../elsewhere.safetensors"}}))
     told(ModelError, "outside the folder")
 
