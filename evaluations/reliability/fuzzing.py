@@ -55,7 +55,7 @@ from ffedit.facts.fact import Fact
 from ffedit.facts.reading import sift_facts
 from ffedit.files.atomic import finite
 from ffedit.files.tensor_ranges import contents
-from ffedit.loading.gguf import _checked, open_gguf
+from ffedit.loading.gguf_reader import checked, open_gguf
 from ffedit.model.memory import Address
 
 HERE = Path(__file__).parents[2]
@@ -514,7 +514,7 @@ def read_gguf(folder: Path) -> object:
     """Read the header of a GGUF file, and what it says of edits."""
     path = folder / "m.gguf"
     reader = open_gguf(path)
-    _refusable(lambda: _checked("m", path))
+    _refusable(lambda: checked("m", path))
     _refusable(lambda: edits_in(reader))
     return reader
 

@@ -97,8 +97,9 @@ def main(
         raise click.UsageError(f"--way {CODE} and --published-code DIR need each other")
     editable, facts = ffedit.load(model, dtype=dtype), facts_in(data, split, None if known else limit, probed)
     if known:
-        said = Answers(editable)([(fact.text, fact.previous or "") for fact in facts])
-        facts = list(itertools.compress(facts, said))[:limit]
+        asked = [fact for fact in facts if fact.previous]
+        said = Answers(editable)([(fact.text, fact.previous) for fact in asked])
+        facts = list(itertools.compress(asked, said))[:limit]
     config, examiner = set_numbers(EditConfig(), numbers), Examiner(editable)
     text = ffedit.Corpus(corpus) if tokens is None else ffedit.Corpus(corpus, tokens)
 

@@ -28,7 +28,7 @@ from typing import Any
 import click
 import numpy as np
 from common import DATA_FOLDER, configured
-from one_by_one import DRAWS, FOUR, SEED, Examiner, facts_in, name_of, named, shown, timed
+from one_by_one import DRAWS, FOUR, SEED, Columns, Examiner, facts_in, interval, name_of, named, shown, timed
 
 import ffedit
 from ffedit import Editable, EditConfig, Fact
@@ -236,18 +236,34 @@ def tables(found: Mapping[str, Sequence[Row]], weights: np.ndarray[Any, Any]) ->
 
 
 def by_layer(model: str, rows: Sequence[Row]) -> Iterator[str]:
-    """Yield the quality of edits at the subject's last token by layer, beside what should tell it."""
+    """Yield the quality of edits at the subject's last token by layer, beside what should tell it, and paired."""
+    last = [row for row in rows if row["last"]]
+    layers = {layer: [row for row in last if row["layer"] == layer] for layer in sorted({row["layer"] for row in last})}
     yield f"**{model}, the subject's last token**, by layer; means over facts.\n"
     told = {"share of the effect": lambda row: row["numbers"]["share of the effect"], "reach": lambda row: row["reach"]}
     told |= {"leak to look-alikes": lambda row: row["leak_look_alikes"]}
     yield f"| layer | {' | '.join(FOUR)} | harmonic mean of these | {' | '.join(told)} |"
     yield f"|{' --- |' * (len(FOUR) + len(told) + 2)}"
-    for layer in sorted({row["layer"] for row in rows}):
-        own = [row for row in rows if row["layer"] == layer and row["last"]]
+    for layer, own in layers.items():
         rates = [rate_mean(own, rate) for rate in FOUR]
         cells = [*rates, harmonic_mean(rates), *(fmean(of(row) for row in own) for of in told.values())]
         yield f"| {layer} | {' | '.join(f'{cell:.2f}' for cell in cells)} |"
     yield ""
+    rule = max(last, key=lambda row: (row["quarter"], row["layer"]))["layer"]
+    against = columns(layers[rule])
+    yield f"**{model}**, the same less layer {rule}, nearest to a quarter of the depth; paired by fact.\n"
+    yield f"| layer | {' | '.join(FOUR)} | harmonic mean of these |"
+    yield f"|{' --- |' * (len(FOUR) + 2)}"
+    for layer, own in layers.items():
+        found = [interval(columns(own), name, against) for name in (*FOUR, "harmonic")]
+        yield f"| {layer} | {' | '.join(shown(one, True, 2) for one in found)} |"
+    yield ""
+
+
+def columns(rows: Sequence[Row]) -> Columns:
+    """Return the rates of some rows, their subjects and seconds, as `one_by_one.interval` takes them."""
+    found = {name: [row["after"][name] for row in rows] for name in FOUR}
+    return {**found, "subject": [row["subject"] for row in rows], "seconds": [row["seconds"] for row in rows]}
 
 
 def by_rate(model: str, rows: Sequence[Row], weights: np.ndarray[Any, Any]) -> Iterator[str]:

@@ -101,6 +101,8 @@ class KeyMoments:
             that the router sent elsewhere, whose keys are 0. None: all.
         left_out: number of tokens that do not count because a row begins with them.
         sinks: number of keys that were longer than `LONGEST` times the median, and count as of that length.
+        factors: Cholesky factors of metrics that begin with C, [d_ff, d_ff], float64, by what was added
+            (`editor.metric`); at most one is kept, and none is saved.
     """
 
     sum: Tensor = field(repr=False)
@@ -120,7 +122,7 @@ class KeyMoments:
     reached: int | None = None
     left_out: int = 0
     sinks: int = 0
-    factors: dict[Any, Tensor] = field(default_factory=dict, init=False, repr=False)  # of metrics that begin with C
+    factors: dict[Any, Tensor] = field(default_factory=dict, init=False, repr=False)
     _unused: dict[float, Tensor] = field(default_factory=dict, init=False, repr=False)
 
     @property

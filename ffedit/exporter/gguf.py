@@ -34,7 +34,8 @@ from ffedit.exporter.adapter import Factors, balanced
 from ffedit.exporter.checkpoint import Moved, export_plan
 from ffedit.facts.form import OBJECT, check_form
 from ffedit.files.tensor_ranges import Stored, contents
-from ffedit.loading.gguf import converted, entry, open_gguf
+from ffedit.loading.gguf import converted
+from ffedit.loading.gguf_reader import entry, open_gguf
 from ffedit.loading.names import gguf_file
 from ffedit.model.memory import Address
 

@@ -33,7 +33,7 @@ from ffedit.exporter.checkpoint import Plan, digest, export_plan, file_name, ide
 from ffedit.exporter.embedded_edits import history, plan_undo, read_originals
 from ffedit.exporter.subprocess_check import DIFFERS, Checked, Task, peak
 from ffedit.files.tensor_ranges import Stored, contents, of_expert, read_header
-from ffedit.loading.gguf import entry, open_gguf, read
+from ffedit.loading.gguf_reader import entry, open_gguf, read
 from ffedit.loading.load import decoder_classes, first_that_runs, local_folder
 from ffedit.progress import silent
 

@@ -1,4 +1,4 @@
-"""Reading of GGUF files, and conversion to ordinary checkpoints.
+"""GGUF files as ordinary checkpoints, whose parts are kept in the cache.
 
 transformers reads config and tokenizer, which takes a while; they are kept in the cache, in a folder that everything
 else here treats as a checkpoint's. The weights stay in the file: each time that a model is loaded its blocks are
@@ -14,40 +14,28 @@ import hashlib
 import importlib.metadata
 import importlib.util
 import json
-import os
 import shutil
-from collections import Counter, deque
-from collections.abc import Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
-from copy import copy
+from collections.abc import Mapping
 from functools import lru_cache
-from itertools import islice
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
-import numpy as np
 import torch
 import transformers
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from ffedit.errors import FFEditError, ModelError, brief
+from ffedit.errors import ModelError
 from ffedit.files import cache
 from ffedit.files.atomic import os_errors, written
-from ffedit.files.placing import beside, claimed
+from ffedit.files.placing import claimed
 from ffedit.files.seal import file_checksum, sealed, unsealed
-from ffedit.files.shards import gguf_parts, is_pointer
+from ffedit.files.shards import gguf_parts
+from ffedit.loading.gguf_reader import checked, config_and_tokenizer, entry, kinds, quiet, unpacked_model
 from ffedit.loading.names import PACKAGES, gguf_file
 from ffedit.progress import Progress, silent
 
 SOURCE = "ffedit_source.json"  # in a checkpoint's folder: the file that it was converted from
 CHECKSUMS = ".checksums.json"  # of all its files; it stays in the cache
-UNREAD = ("rope_freqs.weight",)  # tensors that transformers leaves out
-VERSIONS = (2, 3)
-SLACK = 1 << 26  # weights that a config may declare beyond twice those that there are
 BLOCK = 1 << 24
-AHEAD = 2  # tensors that are unpacked while another is put into the model
 WEIGHTS = "*.safetensors"
 
 
@@ -77,22 +65,23 @@ def converted(name: str, file: Path, progress: Progress = silent, weights: bool 
     return folder
 
 
-def read_weights(name: str, file: Path, folder: Path, dtype: torch.dtype, progress: Progress = silent) -> Any:
-    """Return the model of a GGUF file whose config and tokenizer are in `folder`, its weights unpacked into memory.
+def read_weights(
+    name: str, file: Path, folder: Path, config: Any, dtype: torch.dtype, progress: Progress = silent
+) -> Any:
+    """Return the model of a GGUF file whose `config` and tokenizer are in `folder`, its weights unpacked into memory.
 
     A file whose weights cannot be read is not kept in the cache at all. Errors are those of `converted`.
     """
     try:
-        reader = _checked(name, file)
-        with readable(f"{name}: config.json cannot be read"):
-            config = AutoConfig.from_pretrained(folder)
+        reader = checked(name, file)
         progress("unpacking", 0, len(reader.tensors))
-        model = _model(name, file, reader, folder, config, dtype, progress)
+        model = unpacked_model(name, file, reader, folder, config, dtype, progress)
         if _folder(_known(name, file)) != folder:
             raise _changed(name, file)
     except ModelError:
         with claimed(folder.parent, wait=True):
-            shutil.rmtree(folder, ignore_errors=True)
+            if not has_weights(folder):  # another process may have converted them
+                shutil.rmtree(folder, ignore_errors=True)
         cache.forget(_remembered(file))
         raise
     model.name_or_path = model.config.name_or_path = str(folder)
@@ -204,19 +193,19 @@ def _convert(name: str, file: Path, known: dict[str, Any], folder: Path, weights
         raise ModelError(
             f"{name}: GGUF files are read with the package gguf; pip install 'ffedit[gguf]', or gguf alone"
         )
-    reader = _checked(name, file)
+    reader = checked(name, file)
     progress("converting", 0, 1)
-    config, tokenizer = _config_and_tokenizer(name, file, reader, folder)
-    model = _model(name, file, reader, folder, config, torch.float32, progress) if weights else None
+    config, tokenizer = config_and_tokenizer(name, file, reader, folder)
+    model = unpacked_model(name, file, reader, folder, config, torch.float32, progress) if weights else None
     about = {
         **_origin(name, file),
         "sha256": known["sha256"],
         "bytes": sum(part.stat().st_size for part in gguf_parts(file)),
-        "quantisation": [kind.name for kind in _kinds(reader)],
+        "quantisation": [kind.name for kind in kinds(reader)],
         "license": entry(reader, "general.license"),
         "converted": f"transformers {transformers.__version__}, gguf {importlib.metadata.version('gguf')}",
     }
-    with written(folder, force=True) as made, _quiet():
+    with written(folder, force=True) as made, quiet():
         with os_errors():
             (config if model is None else model).save_pretrained(made)
             tokenizer.save_pretrained(made)
@@ -224,297 +213,3 @@ def _convert(name: str, file: Path, known: dict[str, Any], folder: Path, weights
         _write(made / CHECKSUMS, {path.name: file_checksum(path) for path in sorted(made.iterdir())})
         if _mark(file) != known["mark"]:
             raise _changed(name, file)
-
-
-def _checked(name: str, file: Path) -> Any:
-    """Return the `gguf.GGUFReader` of a file; refuse a part of a model, an encoder, and what cannot be unpacked."""
-    import gguf
-
-    reader = open_gguf(file)
-    if not reader.tensors:
-        raise ModelError(f"{file}: holds no weights (a vocabulary alone?); a GGUF file of a model was expected")
-    if (parts := entry(reader, "split.count", 1)) > len(gguf_parts(file)):
-        raise ModelError(
-            f"{name}: one of {parts} parts, which are found by their names (NAME-00001-of-{parts:05}.gguf); rename "
-            "them, or join them (llama-gguf-split --merge)"
-        )
-    architecture = _architecture(reader)
-    causal = entry(reader, f"{architecture}.attention.causal", True)
-    if causal is False or "bert" in architecture or architecture == "t5encoder":
-        raise ModelError(f"{name}: {architecture} is an encoder; a causal decoder is needed")
-    if "tokenizer.ggml.tokens" not in reader.fields:
-        raise ModelError(f"{name}: no tokenizer in it (tokenizer.ggml.tokens was expected)")
-    for kind in _kinds(reader):
-        try:
-            gguf.dequantize(torch.zeros(1, gguf.GGML_QUANT_SIZES[kind][1], dtype=torch.uint8).numpy(), kind)
-        except NotImplementedError as error:
-            raise ModelError(
-                f"{name}: quantised as {kind.name}, which gguf does not unpack; take one in another quantisation"
-            ) from error
-    return reader
-
-
-def open_gguf(file: Path) -> Any:
-    """Return a reader that checks every length of a GGUF file (it has no checksum); ModelError for a damaged one.
-
-    Of a model in several parts, `file` is the first, which has the metadata, and the reader has the tensors of all.
-    """
-    first, *others = (_open_part(part) for part in gguf_parts(file))
-    for other in others:
-        first.tensors.extend(other.tensors)
-    return first
-
-
-def _open_part(file: Path) -> Any:
-    """Return the reader of one file."""
-    import gguf
-
-    class Strict(gguf.GGUFReader):
-        """Reader that ends where the file does; gguf's own reads nothing from there on, as often as it is told to."""
-
-        def _get(self, offset: int, dtype: Any, count: int = 1, *order: Any, **options: Any) -> Any:
-            if offset + np.dtype(dtype).itemsize * int(count) > len(self.data):
-                raise EOFError
-            return super()._get(offset, dtype, count, *order, **options)
-
-        def _get_field_parts(self, orig_offs: int, raw_type: int) -> Any:
-            if raw_type == gguf.GGUFValueType.ARRAY and self._get(orig_offs + 4, np.uint64)[0] > len(self.data):
-                raise EOFError
-            return super()._get_field_parts(orig_offs, raw_type)
-
-    if is_pointer(file):
-        raise ModelError(f"{file}: a Git LFS pointer, which names the file in its place; fetch the file itself")
-    with file.open("rb") as opened:
-        magic, version = opened.read(4), opened.read(4)
-    if magic != b"GGUF":
-        raise ModelError(f"{file}: no GGUF file (it begins with {magic!r}; b'GGUF' was expected)")
-    if len(version) == 4 and (number := int.from_bytes(version, "little")) not in VERSIONS:
-        known = " or ".join(map(str, VERSIONS))
-        raise ModelError(f"{file}: GGUF version {number} is not known; version {known} was expected")
-    try:
-        return Strict(file)
-    except Exception as error:  # a damaged header may fail anywhere in the reader, with any error
-        if "GGMLQuantizationType" in str(error):
-            raise ModelError(
-                f"{file}: a weight is of a GGML type that gguf does not know ({error}); update it"
-            ) from error
-        size = f"{file.stat().st_size:,} bytes"
-        raise ModelError(f"{file}: damaged, or cut off ({size} are not all of it); fetch it anew") from error
-
-
-def entry(reader: Any, name: str, default: Any = None) -> Any:
-    """Return the value of an entry in a file's header; ModelError for text that is not UTF-8."""
-    field = reader.get_field(name)
-    try:
-        return default if field is None else field.contents()
-    except UnicodeDecodeError as error:
-        raise ModelError(f"GGUF file: its entry {name} is damaged ({error}); fetch it anew") from error
-
-
-def _architecture(reader: Any) -> str:
-    """Return the architecture of the model, as llama.cpp calls it."""
-    return str(entry(reader, "general.architecture", "unknown"))
-
-
-def _kinds(reader: Any) -> list[Any]:
-    """Return the GGML types of the weights, that of most numbers first."""
-    counts: Counter[Any] = Counter()
-    for tensor in reader.tensors:
-        counts[tensor.tensor_type] += tensor.n_elements
-    return [kind for kind, _ in counts.most_common()]
-
-
-def read(name: str, file: Path, reader: Any, near: Path, progress: Progress) -> tuple[Any, Any]:
-    """Read model and tokenizer of a GGUF file with transformers, as if never quantised; ModelError if it cannot.
-
-    A temporary folder is made beside the path `near`.
-    """
-    config, tokenizer = _config_and_tokenizer(name, file, reader, near)
-    return _model(name, file, reader, near, config, torch.float32, progress), tokenizer
-
-
-def _config_and_tokenizer(name: str, file: Path, reader: Any, near: Path) -> tuple[Any, Any]:
-    """Read a GGUF file's config, that of a model which was never quantised, and its tokenizer."""
-    version = f"transformers {transformers.__version__}"
-    config: Any
-    with _alone(file, reader, near) as folder:
-        advice = "; give the model as a Hugging Face folder"
-        with readable(f"{name}: {version} does not read {_architecture(reader)} from a GGUF file", advice):
-            config = AutoConfig.from_pretrained(folder, gguf_file="model.gguf")
-        if config.is_encoder_decoder:
-            raise ModelError(f"{name}: {config.model_type} is an encoder with a decoder; a causal decoder is needed")
-        held = sum(int(tensor.n_elements) for tensor in reader.tensors)
-        config.architectures = [check_declared(name, AutoModelForCausalLM, config, held, len(reader.tensors), "file")]
-        with readable(f"{name}: the tokenizer cannot be read"):
-            tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file="model.gguf")
-    config.dtype = torch.float32
-    return config, tokenizer
-
-
-def _model(name: str, file: Path, reader: Any, near: Path, config: Any, dtype: torch.dtype, progress: Progress) -> Any:
-    """Unpack the weights of a GGUF file into a model."""
-    options: dict[str, Any] = {}
-    if hasattr(transformers, "GgufConfig"):  # versions that have it unpack only when asked to
-        options["quantization_config"] = transformers.GgufConfig(dequantize=True)
-    loaded: Any
-    lean = _without_vocabulary(reader)
-    with (
-        _alone(file, lean, near) as folder,
-        _steps(progress),
-        _unpacked_ahead(name, reader),
-        readable(f"{name}: the weights cannot be read"),
-    ):
-        loaded = AutoModelForCausalLM.from_pretrained(
-            folder,
-            gguf_file="model.gguf",
-            config=config,
-            dtype=dtype,
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,
-            **options,
-        )
-    model, info = loaded
-    check_loaded(name, info, "file", "transformers knows no other name for it in GGUF")
-    _check_weights(name, reader, model)
-    if hasattr(model.config, "quantization_config"):  # with it, transformers would refuse to save plain weights
-        del model.config.quantization_config
-    model.hf_quantizer, model.is_quantized = None, False
-    return model
-
-
-@contextmanager
-def _alone(file: Path, reader: Any, near: Path) -> Iterator[Path]:
-    """Make a folder that holds a GGUF file alone: transformers would use a tokenizer that lies beside it.
-
-    In the block transformers' reader of the file is `reader`.
-    """
-    import gguf
-
-    # transformers would parse the file for each part of a model, and name the tensors anew for each module.
-    once: dict[str, Any] = {
-        "GGUFReader": lambda *_, **__: reader,
-        "get_tensor_name_map": lru_cache(1)(gguf.get_tensor_name_map),
-    }
-    with beside(near) as folder, patch.multiple(gguf, **once), _quiet():
-        try:
-            os.symlink(file.absolute(), folder / "model.gguf")
-        except OSError:  # Windows, without the permission for links
-            shutil.copyfile(file, folder / "model.gguf")
-        yield folder
-
-
-def _without_vocabulary(reader: Any) -> Any:
-    """Return a reader without the lists of a tokenizer, each of whose entries transformers would read one by one."""
-    lean = copy(reader)
-    lean.fields = {name: field for name, field in reader.fields.items() if not name.startswith("tokenizer.")}
-    return lean
-
-
-@contextmanager
-def _unpacked_ahead(name: str, reader: Any) -> Iterator[None]:
-    """In the block transformers gets tensors that threads have unpacked meanwhile, in the order of the file."""
-    import gguf
-
-    dequantize = gguf.dequantize
-
-    def unpack(data: Any, kind: Any) -> Any:
-        weights = dequantize(data, kind)
-        if not np.isfinite(weights).all():
-            raise ModelError(f"{name}: damaged: some of its weights are NaN or infinite; fetch it anew")
-        return weights
-
-    with ThreadPoolExecutor(AHEAD) as threads:
-        waiting, coming = iter(reader.tensors), deque[tuple[Any, Future[Any]]]()
-
-        def next_of(data: Any, kind: Any) -> Any:
-            for tensor in islice(waiting, AHEAD + 1 - len(coming)):
-                coming.append((tensor.data, threads.submit(unpack, tensor.data, tensor.tensor_type)))
-            if coming and coming[0][0] is data:
-                return coming.popleft()[1].result()
-            return unpack(data, kind)  # another order than the file's
-
-        with patch.object(gguf, "dequantize", next_of):
-            yield
-
-
-def check_declared(name: str, auto: Any, config: Any, held: int, tensors: int, source: str) -> str:
-    """Return the name of the config's class of model.
-
-    One that declares far more weights than its `source` holds is refused, before memory is taken for them.
-
-    Where it lacks a few, `check_loaded` says which. The model is made without memory (on "meta"), which still takes
-    time for each layer: there are no more layers than tensors.
-    """
-    layers = getattr(config.get_text_config(), "num_hidden_layers", 0)
-    if isinstance(layers, int) and layers > tensors:
-        raise ModelError(f"{name}: its config declares {layers:,} layers, and the {source} holds {tensors:,} tensors")
-    with readable(f"{name}: its config declares no model that can be made"), torch.device("meta"):
-        model = auto.from_config(config)
-    declared = sum(weight.numel() for weight in model.parameters())
-    if declared > 2 * held + SLACK:
-        raise ModelError(
-            f"{name}: its config declares {declared:,} weights, and the {source} holds {held:,}; fetch it anew"
-        )
-    return type(model).__name__
-
-
-def check_loaded(name: str, info: Mapping[str, Any], source: str, expected: str) -> None:
-    """Refuse a model that did not find all weights in its `source`, according to transformers' loading info."""
-    for key, stored, needed in info["mismatched_keys"]:
-        raise ModelError(f"{name}: {key} is {list(stored)} in the {source}, {list(needed)} was expected")
-    for key in sorted(info["missing_keys"]):
-        raise ModelError(f"{name}: {key} is missing from the {source}; {expected}")
-
-
-def _check_weights(name: str, reader: Any, model: Any) -> None:
-    """Check that each number of the file is in the model; transformers leaves some out silently."""
-    tensors = {weight.data_ptr(): weight for weight in model.state_dict().values()}.values()
-    tied = model.config.tie_word_embeddings  # then some files hold the embedding twice
-    left_out = {*UNREAD, "output.weight"} if tied else set(UNREAD)
-    held = sum(int(tensor.n_elements) for tensor in reader.tensors if tensor.name not in left_out)
-    read = sum(weight.numel() for weight in tensors)
-    if read < held:
-        raise ModelError(
-            f"{name}: transformers makes a model of {read:,} weights of {_architecture(reader)}, and the file holds "
-            f"{held:,}; give the model as a Hugging Face folder"
-        )
-
-
-@contextmanager
-def readable(what: str, advice: str = "") -> Iterator[None]:
-    """Raise a one-line error, `what` and the reason, where something cannot be read."""
-    try:
-        yield
-    except FFEditError:
-        raise
-    except Exception as error:  # a broken file may fail anywhere in transformers, with any error
-        raise ModelError(f"{what}: {brief(error)}{advice}") from error
-
-
-@contextmanager
-def _steps(progress: Progress) -> Iterator[None]:
-    """Report how many tensors are unpacked, in place of transformers' own progress bars."""
-
-    def each(tensors: list[Any], *_: Any, **__: Any) -> Iterator[Any]:
-        for done, tensor in enumerate(tensors):
-            progress("unpacking", done, len(tensors))
-            yield tensor
-        progress("unpacking", len(tensors), len(tensors))
-
-    with patch("transformers.modeling_gguf_pytorch_utils.tqdm", each, create=True):
-        yield
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Disable transformers' progress bars and warnings; it warns of a vocabulary that it was not given."""
-    logging = transformers.utils.logging
-    drawn, said = logging.is_progress_bar_enabled(), logging.get_verbosity()
-    logging.disable_progress_bar()
-    logging.set_verbosity_error()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(said)
-        if drawn:
-            logging.enable_progress_bar()

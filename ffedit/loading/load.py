@@ -39,7 +39,8 @@ from ffedit.errors import EditError, ModelError
 from ffedit.files.shards import INDEX, SINGLE
 from ffedit.files.tensor_ranges import FLOATS, contents
 from ffedit.loading.distributed import own_device
-from ffedit.loading.gguf import check_declared, check_loaded, converted, has_weights, read_weights, readable, source_of
+from ffedit.loading.gguf import converted, has_weights, read_weights, source_of
+from ffedit.loading.gguf_reader import check_declared, check_loaded, readable
 from ffedit.loading.names import EMBEDDED, NAMED, gguf_file, is_local
 from ffedit.loading.verify import find_and_verify, find_stacks
 from ffedit.model.editable import Editable, Stack
@@ -219,7 +220,7 @@ def opened(
     """Find a checkpoint and read its config; of a GGUF file, this and the tokenizer are then in a folder."""
     _check_revision(name, revision)
     path = path_of(name, progress, weights=False)
-    local = path != name or is_local(path, name)
+    local = path != name or is_local(path, name)  # another path is a folder of ffedit's own
     common = {"revision": revision, "trust_remote_code": trust_remote_code, "local_files_only": local}
     with readable(f"{name}: config.json cannot be read"):
         return Opened(name, path, AutoConfig.from_pretrained(path, **common), common)
@@ -261,7 +262,7 @@ def _read(
     file = None if name in EMBEDDED else gguf_file(name)
     if file is not None and not has_weights(Path(path)):
         if spread["device_map"] is None:
-            model = read_weights(name, file, Path(path), DTYPES.get(dtype, torch.float32), progress)
+            model = read_weights(name, file, Path(path), config, DTYPES.get(dtype, torch.float32), progress)
             return model.eval().requires_grad_(False), tokenizer, torch.float32
         path_of(name, progress)  # accelerate spreads a model from its files
     known = any((Path(path) / file).is_file() for file in (SINGLE, INDEX))  # transformers knows other names of files

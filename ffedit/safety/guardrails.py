@@ -114,7 +114,7 @@ class Breach:
 
     @property
     def words(self) -> str:
-        """The finding with its numbers."""
+        """Return the finding with its numbers."""
         return f"{self.finding}: {self.numbers}"
 
 

@@ -26,7 +26,7 @@ def editable(monkeypatch: pytest.MonkeyPatch) -> Editable:
 
 
 def written(editable: Editable, fact: Fact, method: str, stats: Mapping[Address, KeyMoments], **key: Any) -> Tensor:
-    """What an edit adds, [d_model, d_ff]."""
+    """Return what an edit adds, [d_model, d_ff]."""
     ((_, delta),) = write_facts(editable, [fact], method, [1], quick(context_weight=3.0, **key), stats).updates.items()
     return delta.dense
 

@@ -15,7 +15,7 @@ SHARED = ("benchmarks/measuring.py", "scripts/common.py")  # they declare option
 
 
 def rows(readme: Path) -> list[list[str]]:
-    """The cells of the table's rows."""
+    """Return the cells of the rows of a table."""
     lines = readme.read_text(encoding="utf-8").splitlines()
     return [line.strip("|").split("|") for line in lines if re.match(r"\| `[\w./*-]+`", line)]
 

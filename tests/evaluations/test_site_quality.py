@@ -33,6 +33,7 @@ def journal(path: Path, good: str) -> Path:
                         **{"fact": f"fact {fact}", "subject": f"subject {fact}", "layer": layer, "token": token},
                         **{"last": token == -1, "peak": token == -2, "effect": effect, "total": 1.0, "sites": 8},
                         **{"reach": 1.0, "reach_least": 1.0, "leak": leak, "leak_high": leak, "leak_look_alikes": leak},
+                        "seconds": 1.0,
                         "after": dict.fromkeys(FOUR, quality) | {"same_subject": None if fact == 1 else quality},
                     }
                 )
@@ -66,6 +67,16 @@ def test_the_report_names_what_was_fitted_and_where_it_was_tested(tmp_path: Path
     assert "**b, the subject's last token**: 12 edits of 3 facts, 3 subjects." in text
     assert "| little leak to look-alikes | +1.00 [+1.00, +1.00] | +1.00 [+1.00, +1.00] | +1.00 [+1.00, +1.00] |" in text
     assert "| reach | - | - | - |" in text
+    assert "**a**, the same less layer 2, nearest to a quarter of the depth; paired by fact." in text
+    (rule,) = {line for line in text.splitlines() if line.startswith("| 2 | +0.00 [")}
+    assert rule.endswith("| +0.00 [+0.00, +0.00] |"), "a layer differs by nothing from itself"
+
+
+def test_a_fact_that_is_not_done_at_all_of_its_sites_is_left_out(tmp_path: Path) -> None:
+    path = journal(tmp_path / "m.jsonl", "leak")
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
+    rows = site_quality.rows_of(path, MODEL)
+    assert len(rows) == 16 and {row["fact"] for row in rows} == {"fact 0", "fact 1"}
 
 
 def test_a_fact_is_edited_at_each_site_and_resumed_where_it_was_stopped(

@@ -21,7 +21,7 @@ from writing import quick
 import ffedit
 from ffedit import CheckError, EditError
 from ffedit.exporter.gguf import ENTRY, MOST_LOST, edits_in, pack
-from ffedit.loading.gguf import open_gguf
+from ffedit.loading.gguf_reader import open_gguf
 from ffedit.loading.load import local_folder
 from ffedit.model.memory import Address
 

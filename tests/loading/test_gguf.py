@@ -174,7 +174,7 @@ def test_what_is_interrupted_leaves_nothing(file: Path, monkeypatch: pytest.Monk
     def interrupted(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    for place in ("_config_and_tokenizer", "_mark"):  # before and after they are written
+    for place in ("config_and_tokenizer", "_mark"):  # before and after they are written
         with monkeypatch.context() as patched:
             calls = iter([gguf_files._mark(file)])
             stopped = interrupted if place != "_mark" else lambda _, calls=calls: next(calls, None) or interrupted()
