@@ -86,17 +86,18 @@ def estimate(
     spread: int,
     config: EditConfig,
     text: Corpus | None,
+    show_trace: bool = True,
 ) -> Estimate:
     """Estimate what `ffedit apply` would take, from timed passes of the model; nothing is edited.
 
     `layer` is the highest of the `spread` layers to edit; None if it is still to be chosen, in the way that was `asked`
     for: "sweep", or by the facts' traces. `text` is for the key statistics; None where these were collected
-    before.
+    before. Where the layer is known, the first fact is traced only to `show_trace`.
     """
     costs = _Costs(editable, facts, config)
     top = auto_layer(editable, method).layer if layer is None else layer
     layers = range(max(0, top + 1 - spread), top + 1)
-    stages = [costs.choosing(asked == "sweep") if layer is None else costs.tracing(layer)]
+    stages = [costs.choosing(asked == "sweep") if layer is None else costs.tracing(layer, show_trace)]
     if METHODS[method].statistics and text is not None:
         stages.append(costs.collecting(layers, text))
     stages += [costs.editing(layers, method), costs.evaluating()]
@@ -150,8 +151,10 @@ class _Costs:
         words = f"choose the layer: write and measure at all {self.depth} layers"
         return self._stage("locate", words, tokens, self.depth * SAID_TOKENS, self.solving(layers))
 
-    def tracing(self, layer: int) -> Stage:
-        """Estimate the trace of the first fact that is shown."""
+    def tracing(self, layer: int, show: bool) -> Stage:
+        """Estimate the trace of the first fact, where there is one to show."""
+        if not show:
+            return self._stage("locate", f"layer {layer}", 0)
         fact = self.facts[0]
         layers = layers_within(self.editable, fact, SHOWN_TOKENS, SHOWN_SAMPLES, SHOWN_PRODUCTS)
         passes, _ = layer_passes(self.editable, fact, SHOWN_TOKENS, layers)

@@ -79,6 +79,11 @@ class Destinations:
             source_file(editable.name, cached_folder(editable))
 
     @property
+    def show_trace(self) -> bool:
+        """True if a trace is among the results: in a figure, on a page, in JSON."""
+        return any(path is not None for path in (self.plot, self.html, self.json_to))
+
+    @property
     def is_gguf(self) -> bool:
         """True if a GGUF file is exported."""
         return self.export_to is not None and self.export_to.suffix == ".gguf"
@@ -91,10 +96,10 @@ class Destinations:
                 from ffedit.display.html.result import result_page
 
                 stack.enter_context(text_ready(self.html, result_page(applied)))
-            if self.plot is not None:
+            if self.plot is not None and (traces := choice.traces) is not None:
                 from ffedit.display.figures.plots import heat_maps
 
-                stack.enter_context(figure_ready(self.plot, lambda: heat_maps([choice.traces], choice.layer)))
+                stack.enter_context(figure_ready(self.plot, lambda: heat_maps([traces], choice.layer)))
             yield
 
     def save(self, editable: Editable, edit: Edit) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Literal, TypeAlias
 
 from ffedit.algebra.key_moments import KeyMoments
@@ -42,7 +41,7 @@ SHOWN_PRODUCTS = 3 * 10**12
 class Found:
     """Layer to edit, and the reason for it."""
 
-    traces: TraceSet  # of feed-forward outputs; of all facts if they decide, else of the first
+    traces: TraceSet | None  # of feed-forward outputs; of all facts if they decide, else of the first, where it is shown
     layer: int
     # what decided: the layer "published" for the model or the "usual" one (`auto`), the facts' "trace", a "sweep", the
     # user's "request"; or that it is the "only" one whose output reaches the answer
@@ -65,15 +64,27 @@ def find_layer(
     config: EditConfig | None = None,
     stats: Corpus | Mapping[Address, KeyMoments] | None = None,
     progress: Progress = silent,
+    show: bool = True,
 ) -> Found:
-    """Find the layer to edit as `asked`, among those whose output reaches the answer, and trace the facts.
+    """Find the layer to edit as `asked`, among those whose output reaches the answer.
 
-    `asked` is "auto", "trace" or "sweep"; anything else traces among the layers `allowed`. `config` and `stats` are
-    those of a sweep's edits; the config's seed is also the trace's.
+    Args:
+        editable: the model.
+        facts: the facts to write.
+        asked: "auto", "trace" or "sweep"; anything else traces among the layers `allowed`.
+        allowed: the layers to choose from.
+        method: of the edit.
+        config: of a sweep's edits; its seed is also the trace's.
+        stats: of a sweep's edits.
+        progress: called with the progress.
+        show: trace the first fact also where no trace decides.
     """
     config, auto = config or EditConfig(), auto_layer(editable, method)
     allowed = in_reach(editable, facts, check_method(method), allowed, config.key.fact_token)
-    first_fact = partial(shown, editable, facts, config.seed, progress)
+
+    def first_fact() -> TraceSet | None:
+        return shown(editable, facts, config.seed, progress) if show else None
+
     if asked == "sweep":
         if (cached := remembered_sweep(editable, method, config)) is not None and cached.layer in allowed:
             return Found(first_fact(), cached.layer, "sweep", auto, cached, kept=True)
