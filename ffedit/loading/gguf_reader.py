@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import struct
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -79,7 +80,14 @@ def _open_part(file: Path) -> Any:
     import gguf
 
     class Strict(gguf.GGUFReader):
-        """Reader that ends where the file does; gguf's own reads nothing from there on, as often as it is told to."""
+        """Reader that ends where the file does; gguf's own reads nothing from there on, as often as it is told to.
+
+        It reads the entries of a list, hundreds of thousands in a tokenizer's, without a call for each.
+        """
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            # A slice of a memory map takes ten times as long as one of the array on it.
+            super().__setattr__(name, value.view(np.ndarray) if isinstance(value, np.memmap) else value)
 
         def _get(self, offset: int, dtype: Any, count: int = 1, *order: Any, **options: Any) -> Any:
             if offset + np.dtype(dtype).itemsize * int(count) > len(self.data):
@@ -87,9 +95,36 @@ def _open_part(file: Path) -> Any:
             return super()._get(offset, dtype, count, *order, **options)
 
         def _get_field_parts(self, orig_offs: int, raw_type: int) -> Any:
-            if raw_type == gguf.GGUFValueType.ARRAY and self._get(orig_offs + 4, np.uint64)[0] > len(self.data):
+            if raw_type != gguf.GGUFValueType.ARRAY:
+                return super()._get_field_parts(orig_offs, raw_type)
+            kind, count = self._get(orig_offs, np.uint32), self._get(orig_offs + 4, np.uint64)
+            if count[0] > len(self.data):
                 raise EOFError
-            return super()._get_field_parts(orig_offs, raw_type)
+            first, types, item = orig_offs + 12, [gguf.GGUFValueType.ARRAY], int(kind[0])
+            if count[0]:
+                types.append(gguf.GGUFValueType(item))
+            if item == gguf.GGUFValueType.STRING:
+                strings, end = self._strings(first, int(count[0]))
+                return end - orig_offs, [kind, count, *strings], [*range(3, 3 + len(strings), 2)], types
+            if (scalar := self.gguf_scalar_to_np.get(item)) is None:
+                return super()._get_field_parts(orig_offs, raw_type)
+            numbers = self._get(first, scalar, int(count[0]))
+            rows = list(numbers[:, None])
+            return 12 + numbers.nbytes, [kind, count, *rows], [*range(2, 2 + len(rows))], types
+
+        def _strings(self, at: int, count: int) -> tuple[list[Any], int]:
+            """Return the length and the bytes of each of `count` strings from byte `at` on, and where they end."""
+            length = struct.Struct(">Q" if self.endianess == gguf.GGUFEndian.BIG else "<Q")
+            parts: list[Any] = []
+            for _ in range(count):
+                if at + 8 > len(self.data):
+                    raise EOFError
+                end = at + 8 + length.unpack_from(self.data, at)[0]
+                if end > len(self.data):
+                    raise EOFError
+                parts += self.data[at : at + 8], self.data[at + 8 : end]
+                at = end
+            return parts, at
 
     if is_pointer(file):
         raise ModelError(f"{file}: a Git LFS pointer, which names the file in its place; fetch the file itself")
