@@ -150,7 +150,7 @@ class Application:
     def _locate(self, progress: Progress) -> tuple[Found | None, int]:
         """Find the layer to edit and show why; what was found is known in the first process only.
 
-        Where the fact is recalled is traced if that decides, or if it is shown: on a large model it takes half a minute.
+        Where the fact is recalled is traced if that decides or is shown: on a large model it takes half a minute.
         """
         choices: list[Found] = []
 

@@ -41,7 +41,8 @@ SHOWN_PRODUCTS = 3 * 10**12
 class Found:
     """Layer to edit, and the reason for it."""
 
-    traces: TraceSet | None  # of feed-forward outputs; of all facts if they decide, else of the first, where it is shown
+    # of feed-forward outputs; of all facts if they decide, else of the first, where it is to be shown
+    traces: TraceSet | None
     layer: int
     # what decided: the layer "published" for the model or the "usual" one (`auto`), the facts' "trace", a "sweep", the
     # user's "request"; or that it is the "only" one whose output reaches the answer

@@ -86,6 +86,7 @@ def load_model(
         classes = decoder_classes(checkpoint.config)
         model, tokenizer, saved = _read(checkpoint, classes, "causal", dtype, spread, progress)
         editable = find_and_verify(model, tokenizer, name, value_matrix, saved)
+        editable.dtype_open = dtype == "auto"
         if not any(memory.quantised for memory in editable.memories.values()):
             editable.unpacked = quantisation(checkpoint.config)
         if folder := cached_folder(editable):
