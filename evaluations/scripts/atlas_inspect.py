@@ -201,9 +201,9 @@ def main(tokens: int, keep: Path | None) -> None:
             editable,
             ffedit.Corpus(text, tokens),
             keep or Path(name) / "pass",
-            Settings(top=TOP, positions=POSITIONS),
-            Removing(KEYS, TRIGGERS),
-            progress,
+            settings=Settings(top=TOP, positions=POSITIONS),
+            removing=Removing(KEYS, TRIGGERS),
+            progress=progress,
         )
     lines = compare(report)
     command = f"python evaluations/scripts/atlas_inspect.py --tokens {tokens}"

@@ -72,10 +72,10 @@ def memory(
     """Show memory I of layer L (L.E.I in expert E): the tokens of its value, and the texts that activate its key."""
     from ffedit.display.terminal.memories import memory_view
 
-    slot = ffedit.Slot.parse(name)
+    slot = ffedit.MemoryIndex.parse(name)
     stack = load_stack()
     with surface.progress() as progress:
-        view = ffedit.inspect_memory(stack, slot, corpus, top, progress)
+        view = ffedit.inspect_memory(stack, slot, corpus=corpus, top=top, progress=progress)
     _show(surface, html, view, memory_view(view))
 
 
@@ -111,9 +111,9 @@ def prompt(
     scalings = parse_scalings(turns)
     edit = ffedit.Edit.load(edit_from) if edit_from is not None else None
     editable = load_model(edit)
-    before = ffedit.inspect_prompt(editable, text, scalings, top=top) if edit is not None else None
+    before = ffedit.inspect_prompt(editable, text, scaled=scalings, top=top) if edit is not None else None
     with edit.applied(editable) if edit is not None else nullcontext(), surface.progress() as progress:
-        view = ffedit.inspect_prompt(editable, text, scalings, promote, top, progress)
+        view = ffedit.inspect_prompt(editable, text, scaled=scalings, promoted=promote, top=top, progress=progress)
     surface.show(compared(before, view) if before is not None else None)
     _show(surface, html, view, prompt_view(view), before)
 
@@ -139,7 +139,7 @@ def edit(
     edit = ffedit.Edit.load(edit_from)
     editable = load_model(edit)
     with surface.progress() as progress:
-        view = ffedit.inspect_edit(editable, edit, corpus, top, progress)
+        view = ffedit.inspect_edit(editable, edit, corpus=corpus, top=top, progress=progress)
     _show(surface, html, view, edited_view(view))
 
 
@@ -197,7 +197,9 @@ def model(
             report = analyse(stack, *merge_passes(stack, folders, out, force), keys, progress)
         else:
             try:
-                report = inspect_model(stack, corpus, out, Settings(top, positions, corpus.seed), keys, progress)
+                report = inspect_model(
+                    stack, corpus, out, settings=Settings(top, positions, corpus.seed), removing=keys, progress=progress
+                )
             except KeyboardInterrupt as interrupt:
                 command = "the same command without --force" if force else "the same command"
                 raise click.Abort(f"interrupted: {out} keeps what was run; {command} goes on") from interrupt

@@ -33,7 +33,7 @@ class Job:
     ff_layers: Sequence[FeedForward]  # the memories of each layer to write to, in ascending order
     config: EditConfig  # all numbers
     stats: Mapping[Address, KeyMoments]  # second moments of the keys of these layers, for methods that use them
-    after: Sequence[Edit] = ()  # earlier edits, applied to the model, whose keys are to keep their outputs
+    preserve: Sequence[Edit] = ()  # earlier edits, applied to the model, whose keys are to keep their outputs
     progress: Progress = silent  # called with the progress
     process_group: ProcessGroup = ALONE  # processes that share the work, all of which compute the same edit
     names: Mapping[int, NameMoment] = field(default_factory=dict)  # of the same layers, where names count

@@ -23,7 +23,7 @@ from ffedit.inspector.keys import REMOVED, SHALLOW, Endings, removals
 from ffedit.inspector.memory_pass import Pass, Settings, collect, resumed
 from ffedit.inspector.rows import NOTHING, Context, RowStore, rows_of
 from ffedit.inspector.values import CASES, Composed, SurestValues, Values, compose, read_values, surest
-from ffedit.inspector.views import Prefix, Slot, View
+from ffedit.inspector.views import MemoryIndex, Prefix, View
 from ffedit.model.editable import Stack, check_model
 from ffedit.model.fingerprint import fingerprint
 from ffedit.model.tokenization import decode
@@ -246,6 +246,7 @@ def inspect_model(
     editable: Stack,
     corpus: Corpus,
     folder: Path | str,
+    *,
     settings: Settings | None = None,
     removing: Removing | None = None,
     progress: Progress = silent,
@@ -403,7 +404,7 @@ def _surest(stack: Stack, state: Pass, store: RowStore, best: SurestValues) -> S
     columns = (column[:EXAMPLES].tolist() for column in (best.layer, best.index, best.top, best.sure))
     for layer, index, top, sure in zip(*columns, strict=True):
         agreeing = (_text(stack, t.context) for t in state.triggers[layer].read(store, index) if t.next == top)
-        memory, token = str(Slot(*stack.feed_forward[layer].at(index))), decode(stack.tokenizer, [top])
+        memory, token = str(MemoryIndex(*stack.feed_forward[layer].at(index))), decode(stack.tokenizer, [top])
         examples.append({"memory": memory, "token": token, "probability": sure, "trigger": next(agreeing, None)})
     agrees, any_agrees = (
         int(same.sum()) if store.layout.predicts_next else None for same in (best.agrees, best.any_agrees)

@@ -33,17 +33,17 @@ def views(tmp_path_factory: pytest.TempPathFactory) -> dict[str, View]:
     folder = tmp_path_factory.mktemp("pages")
     (folder / "text.txt").write_text(TEXT * 3)
     corpus, editable = Corpus(folder / "text.txt"), zoo.shared("gpt2")
-    memory = inspect_memory(editable, "1.7", corpus, top=4)
-    prompt = inspect_prompt(editable, PROMPT, {"1.7": 0.0}, "Rome", top=2)
-    edit = inspect_edit(editable, made(editable, {1: 1}, size=0.3), corpus, top=3)
-    report = inspect_model(editable, corpus, folder / "pass", Settings(5, 20, 0), Removing(2, 2))
+    memory = inspect_memory(editable, "1.7", corpus=corpus, top=4)
+    prompt = inspect_prompt(editable, PROMPT, scaled={"1.7": 0.0}, promoted="Rome", top=2)
+    edit = inspect_edit(editable, made(editable, {1: 1}, size=0.3), corpus=corpus, top=3)
+    report = inspect_model(editable, corpus, folder / "pass", settings=Settings(5, 20, 0), removing=Removing(2, 2))
     encoder = load_stacks((halves.model("bert"), zoo.words()))[0]
     (folder / "texts.jsonl").write_text(f'{{"text": "{PROMPT} Paris"}}\n' * 3)
     texts = Corpus(folder / "texts.jsonl")
-    around = inspect_model(encoder, texts, folder / "around", Settings(5, 20, 0), Removing(2, 2))
+    around = inspect_model(encoder, texts, folder / "around", settings=Settings(5, 20, 0), removing=Removing(2, 2))
     return {
         "encoder": around,
-        "encoder_memory": inspect_memory(encoder, "1.7", texts, top=3),
+        "encoder_memory": inspect_memory(encoder, "1.7", corpus=texts, top=3),
         "memory": memory,
         "prompt": prompt,
         "edit": edit,

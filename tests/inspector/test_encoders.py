@@ -117,7 +117,7 @@ def test_one_memory(family: str, half: str, corpus: Corpus) -> None:
     # Spots of equal strength may come in either order: a T5 decoder starts with the token that the text then has again.
     apart = (largest[-1] > 0) & (largest[:-1] - largest[1:] > 1e-4 * largest[0]).all(0)
     for index in apart.nonzero()[::9, 0].tolist()[:3]:
-        view = ffedit.inspect_memory(stack, f"1.{index}", corpus, top=TOP)
+        view = ffedit.inspect_memory(stack, f"1.{index}", corpus=corpus, top=TOP)
         m = {spot: float(layers[1]["m"][index]) for spot, layers in all_of_it.items()}
         best = sorted((spot for spot in m if m[spot] > 0), key=lambda spot: -m[spot])[:TOP]
         strengths = [m[spot] for spot in best]
@@ -189,7 +189,7 @@ def test_a_report_leaves_out_what_a_stack_does_not_allow(
 ) -> None:
     stack = halves.stack_of(family, half)
     settings = Settings(top=TOP, positions=40)
-    report = ffedit.inspect_model(stack, corpus, tmp_path / "out", settings, Removing(3, 2))
+    report = ffedit.inspect_model(stack, corpus, tmp_path / "out", settings=settings, removing=Removing(3, 2))
     missing = {measure.name for measure in report.measures if set(measure.values) == {None}}
     removed = {"removed_first", "removed_last", "removed_random"}
     following = {"agreement", "agreement_dealt", "rank", "rank_dealt"}
@@ -204,7 +204,7 @@ def test_a_report_leaves_out_what_a_stack_does_not_allow(
         says = read(family, half, stack.model, stack.memories[0].value.T).argmax(-1).tolist()
         agrees = [a == b for a, b, c in zip(top, says, fires.tolist(), strict=True) if c]
         assert report["agreement"].values[0] == pytest.approx(sum(agrees) / len(agrees))
-    again = ffedit.inspect_model(stack, corpus, tmp_path / "out", settings, Removing(3, 2))
+    again = ffedit.inspect_model(stack, corpus, tmp_path / "out", settings=settings, removing=Removing(3, 2))
     assert again == report
 
 

@@ -24,7 +24,7 @@ from ffedit.inspector.model_view import Removing, inspect_model
 from ffedit.inspector.rows import CHUNK, NOTHING, Row, RowStore, rows_of
 from ffedit.inspector.triggers import Sample, Triggers, prefix_hashes
 from ffedit.inspector.values import CASES
-from ffedit.inspector.views import Slot
+from ffedit.inspector.views import MemoryIndex
 from ffedit.model.hooks import capture
 from ffedit.model.memory import Address
 
@@ -150,7 +150,7 @@ def test_a_text_on_which_the_model_overflows_is_refused(tmp_path: Path) -> None:
     with torch.no_grad():
         editable.model.get_input_embeddings().weight[token] = torch.nan  # type: ignore[index,operator]
     with pytest.raises(EditError, match="overflows on this text"):
-        inspect_model(editable, corpus, tmp_path / "out", Settings(top=TOP, positions=40))
+        inspect_model(editable, corpus, tmp_path / "out", settings=Settings(top=TOP, positions=40))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -240,9 +240,9 @@ def test_rows_of_running_text_share_the_token_at_the_cut(tmp_path: Path) -> None
 def test_the_view_of_one_memory_finds_the_triggers_of_the_pass(tmp_path: Path) -> None:
     corpus = written(tmp_path / "a.jsonl", documents(60))
     _, state, store = made("llama", corpus, tmp_path / "out")
-    slots = [Slot(Address(2), 5), Slot(Address(0), 47), Slot(Address(2), 1)]
+    slots = [MemoryIndex(Address(2), 5), MemoryIndex(Address(0), 47), MemoryIndex(Address(2), 1)]
     for slot in slots:
-        found = inspect_memory(zoo.shared("llama"), slot, corpus, TOP)
+        found = inspect_memory(zoo.shared("llama"), slot, corpus=corpus, top=TOP)
         expected = told(state, store, slot.address.layer)[slot.index]
         assert [t.coefficient for t in found.triggers] == [pytest.approx(m) for _, m in expected]
 
@@ -251,7 +251,7 @@ def test_the_view_of_one_memory_finds_the_triggers_of_the_pass(tmp_path: Path) -
 def test_the_report_holds_every_measure_of_every_layer(family: str, tmp_path: Path) -> None:
     corpus = written(tmp_path / "a.jsonl", documents(80))
     report = inspect_model(
-        zoo.shared(family), corpus, tmp_path / "out", Settings(top=TOP, positions=40), Removing(3, 2)
+        zoo.shared(family), corpus, tmp_path / "out", settings=Settings(top=TOP, positions=40), removing=Removing(3, 2)
     )
     for measure in report.measures:
         assert len(measure.values) == zoo.DEPTH
@@ -260,5 +260,7 @@ def test_the_report_holds_every_measure_of_every_layer(family: str, tmp_path: Pa
     cases = [report[f"case_{name.replace('-', '_')}"].values for name in CASES]
     assert [sum(filter(None, layer)) for layer in zip(*cases, strict=True)] == pytest.approx([1] * zoo.DEPTH)
     assert json.loads(json.dumps(report.to_dict()))["measures"][0]["paper"].startswith("3.2")
-    again = inspect_model(zoo.shared(family), corpus, tmp_path / "out", Settings(top=TOP, positions=40), Removing(3, 2))
+    again = inspect_model(
+        zoo.shared(family), corpus, tmp_path / "out", settings=Settings(top=TOP, positions=40), removing=Removing(3, 2)
+    )
     assert again == report
