@@ -10,6 +10,8 @@ from .editor.config import (
     ValueConfig as ValueConfig,
 )
 from .editor.edit import Edit as Edit
+from .editor.job import Job as Job, Problem as Problem
+from .editor.methods.method import Method as Method
 from .editor.statistics_files import load_stats as load_stats, merge_stats as merge_stats, save_stats as save_stats
 from .errors import (
     CheckError as CheckError,
@@ -18,7 +20,15 @@ from .errors import (
     FFEditError as FFEditError,
     ModelError as ModelError,
 )
-from .evaluator import Explanation as Explanation, Report as Report, Scores as Scores
+from .evaluator import (
+    Explanation as Explanation,
+    Questions as Questions,
+    Report as Report,
+    Responses as Responses,
+    Scores as Scores,
+    formulas as formulas,
+    metric as metric,
+)
 from .evaluator.evaluate import evaluate as evaluate
 from .evaluator.explain import explain as explain
 from .exporter import Exported as Exported, export as export, undo as undo

@@ -9,7 +9,7 @@ from functools import cached_property
 from torch import Tensor
 
 from ffedit.algebra.key_moments import KeyMoments
-from ffedit.algebra.linalg import Metric, Moment
+from ffedit.algebra.linalg import Metric, Moment, blocks_of
 from ffedit.algebra.updates import moment
 from ffedit.editor.config import EditConfig
 from ffedit.editor.edit import Edit
@@ -72,6 +72,11 @@ class Problem:
     def C(self) -> Moment:
         """Second moment of the keys of other text and names, with the facts' own spread, [Σ d_ff, Σ d_ff]."""
         return as_matrix(self.moments, self.spread, self.names)
+
+    @property
+    def blocks(self) -> tuple[Tensor, ...]:
+        """Blocks of C, one for each memory, [d_ff, d_ff]: of a layer without experts, C itself."""
+        return blocks_of(self.C)
 
     @cached_property
     def metric(self) -> Metric:
