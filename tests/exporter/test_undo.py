@@ -47,7 +47,7 @@ def exported(base: Path, edits: list[Edit], place: Path, **how: bool) -> Path:
     return base
 
 
-def refused(*arguments: object, **how: bool) -> str:
+def refused(*arguments: object, **how: bool | int | str) -> str:
     place = Path(str(arguments[1])).parent
     before = disk(place)
     with pytest.raises(EditError) as caught:
@@ -97,9 +97,9 @@ def test_what_is_not_there_cannot_be_undone(base: Path, edits: list[Edit], tmp_p
     assert "no edits in it" in refused(base, tmp_path / "out")
     folder = exported(base, edits[:2], tmp_path)
     once = ffedit.undo(folder, tmp_path / "once", edit=edits[0].fingerprint()).folder
-    line = refused(once, tmp_path / "out", edits[0].fingerprint())
+    line = refused(once, tmp_path / "out", edit=edits[0].fingerprint())
     assert "undone already?" in line and edits[1].fingerprint() in line
-    assert "undone already?" in refused(folder, tmp_path / "out", 2)
+    assert "undone already?" in refused(folder, tmp_path / "out", edit=2)
     assert "exists already" in refused(folder, once)
 
 
