@@ -40,7 +40,6 @@ from .inspector import (
     MemoryIndex as MemoryIndex,
     inspect_edit as inspect_edit,
     inspect_memory as inspect_memory,
-    inspect_model as inspect_model,
     inspect_prompt as inspect_prompt,
 )
 from .layer_choice.calibrate import LayerChoice as LayerChoice, LayerScore as LayerScore, choose_layer as choose_layer
