@@ -29,7 +29,7 @@ from ffedit.model.editable import Editable, check_model
 from ffedit.model.fingerprint import fingerprint
 from ffedit.model.memory import Address, as_layers
 from ffedit.progress import Progress, silent
-from ffedit.renamed import renamed_options
+from ffedit.version import renamed_options
 
 logger = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 from textwrap import shorten
 
-from ffedit.renamed import warn_renamed
+from ffedit.version import warn_renamed
 
 
 def meant(name: object, known: Iterable[object]) -> str:

@@ -10,10 +10,10 @@ from making import SECOND, made
 from writing import CORPUS, quick
 
 import ffedit
-from ffedit.renamed import NAMES
+from ffedit.version import RENAMED
 
 
-@pytest.mark.parametrize(("old", "new"), NAMES.items())
+@pytest.mark.parametrize(("old", "new"), RENAMED.items())
 def test_an_old_name_is_the_new_one_with_a_warning(old: str, new: str) -> None:
     with pytest.warns(DeprecationWarning, match=f"ffedit.{old} is now called ffedit.{new};") as caught:
         assert getattr(ffedit, old) is getattr(ffedit, new)
