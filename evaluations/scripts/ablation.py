@@ -130,7 +130,9 @@ def run(
             config = config_of(variants[variant])
             layers = spread_below(at, variants[variant].get("spread", 1))
             tokens = variants[variant].get("tokens")
-            stats = ffedit.stats(editable, layers, corpus=None if tokens is None else ffedit.Corpus(tokens=tokens))
+            stats = ffedit.collect_stats(
+                editable, layers, corpus=None if tokens is None else ffedit.Corpus(tokens=tokens)
+            )
             settings = {"variant": variant, "model": name, "dtype": dtype or model.dtype, "layer": at}
             settings |= {**variants[variant], "config": config.to_dict()}
             journal = Journal(place_of(out, name, variant), settings)
@@ -154,7 +156,9 @@ def edit_one(
     spent: dict[str, float] = {}
     with timed(spent):
         try:
-            updates = ffedit.edit(examiner.editable, [fact], method, layers, held_out(config, [fact]), stats).updates
+            updates = ffedit.edit(
+                examiner.editable, [fact], method, layers=layers, config=held_out(config, [fact]), stats=stats
+            ).updates
         except ffedit.EditError:
             updates = {}
     ((before, after, says),) = examiner.scores([fact], updates)

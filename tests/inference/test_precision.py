@@ -29,7 +29,7 @@ def fast(monkeypatch: pytest.MonkeyPatch, times: float) -> None:
 
 
 def moments(editable: Editable, text: Path) -> KeyMoments:
-    ((_, found),) = ffedit.stats(editable, [1], corpus=Corpus(text)).items()
+    ((_, found),) = ffedit.collect_stats(editable, [1], corpus=Corpus(text)).items()
     return found
 
 
