@@ -148,7 +148,7 @@ def test_the_results_of_evaluate_are_as_the_schema_says(apply: Command, run: Com
         result = loads(run("evaluate", "fact.json", *words, "--json", "-").out)
         SCHEMA.validate(result)
         assert result["verdict"]["outcome"] == outcome
-        assert not SCHEMA.is_valid({**result, "more": 1}) and not SCHEMA.is_valid({**result, "schema_version": 2})
+        assert not SCHEMA.is_valid({**result, "more": 1}) and not SCHEMA.is_valid({**result, "schema_version": 3})
 
 
 def test_what_was_not_measured_is_null(apply: Command, capsys: pytest.CaptureFixture[str]) -> None:

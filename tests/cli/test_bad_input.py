@@ -169,7 +169,7 @@ def test_prompts_that_cannot_be_asked(refuses: Refuses, model: Path) -> None:
 @pytest.mark.parametrize("layers", ["3", "-1", "1-3", "2-1", "two", "0-", ""])
 def test_layers_that_are_not_there(apply: Refuses, layers: str) -> None:
     line = apply("fact.json", f"--layers={layers}", loads=True)
-    assert "layers 0 to 2" in line or "auto, trace, sweep, one layer (4) or a range (3-8)" in line
+    assert "layers 0 to 2" in line or "auto, trace, one layer (4) or a range (3-8)" in line
 
 
 @pytest.mark.parametrize(
