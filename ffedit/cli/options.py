@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
 from time import perf_counter
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
 import rich_click as click
 from click import get_current_context
@@ -40,8 +40,6 @@ from ffedit.safety.require import parse_requirements
 from ffedit.version import __version__
 
 Command = TypeVar("Command", bound=Callable[..., Any])
-# Loads a model, with the options of `model_options` (`work.load_model`).
-LoadModel: TypeAlias = Callable[..., Any]
 FILE = click.Path(path_type=Path)
 COUNT = click.IntRange(1)
 SEED = click.IntRange(0, 2**32 - 1)
