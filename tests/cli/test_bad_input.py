@@ -110,7 +110,7 @@ def test_facts_that_do_not_fit_the_model(apply: Refuses, here: Path, changes: di
 def test_probes_that_do_not_fit_are_found_before_the_work(
     apply: Refuses, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ffedit.layer_choice.choose.find_layer", lambda *_: pytest.fail("it was traced"))
+    monkeypatch.setattr("ffedit.cli.work.applying.find_layer", lambda *_: pytest.fail("it was traced"))
     (here / "facts.json").write_text(fact(neighbors=["the city of " * 30 + "Madrid is"]))
     assert "the model takes 64" in apply("facts.json", loads=True)
 

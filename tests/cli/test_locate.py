@@ -224,7 +224,7 @@ def test_a_leak_that_cannot_be_mapped_is_one_line(
 def test_the_usual_layer_is_taken_unless_another_is_asked_for(
     here: Path, model: Path, capsys: pytest.CaptureFixture[str], traced: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ffedit.editor.methods.preset", lambda *_: quick(steps=3))
+    monkeypatch.setattr("ffedit.cli.work.solving.preset", lambda *_: quick(steps=3))
     words = ["apply", "mixed.json", "-m", model, "--corpus", model.parent / "corpus.txt"]
     done = shell(capsys, *words, "--verbose")
     assert done.code == 3 and "Layer 0: the usual quarter of 3 layers; `ffedit choose-layer` tries others" in done.out
