@@ -10,11 +10,9 @@ import pytest
 from rich.console import Console, RenderableType
 from shown import shown
 
-from ffedit import Choice
+from ffedit import LayerChoice
 from ffedit.display.terminal.heat_map import averages_table
 from ffedit.display.terminal.layer_choice import compare_layers, trial_edits
-from ffedit.display.terminal.model_view import interval_cell
-from ffedit.inspector.model_view import Measure, interval
 from ffedit.layer_choice.calibrate import LayerScore, Sweep
 from ffedit.layer_choice.published import AutoLayer, Published
 from ffedit.locator.result import Aggregate, Interval
@@ -76,13 +74,6 @@ def test_draws_that_all_agree_are_no_interval() -> None:
     rows = [line for line in rest if line.strip().startswith(ROLES)]
     assert len(rows) == len(ROLES) and not any("[" in row for row in rows)
     assert any(row.split()[-3:] == ["0.52", "0", "1"] for row in rows)
-
-
-def test_a_median_of_equal_ranks_has_no_interval_and_a_share_of_equal_outcomes_has() -> None:
-    ranks, outcomes = interval([7.0] * 4, np.median), interval([1.0] * 4)
-    assert interval_cell(Measure.of("rank", [ranks]), 0) == "7"
-    assert interval_cell(Measure.of("agreement", [outcomes]), 0) == "100.0% [51.0%, 100.0%]"
-    assert interval_cell(Measure.of("rank", [interval([3.0, 7.0, 9.0, 40.0], np.median)]), 0).count("[") == 1
 
 
 @pytest.mark.parametrize("layers", [1, 6, 12, 48, 126])
@@ -148,11 +139,13 @@ def test_what_was_not_measured_is_left_out() -> None:
     assert "Not measured" not in words(compare_layers(Sweep(ROWS, 0, 0.5)))
 
 
-def tried(*scores: float, **others: Any) -> Choice:
+def tried(*scores: float, **others: Any) -> LayerChoice:
     """A choice among layers of these scores."""
     rows = tuple(LayerScore(layer, None, 1.0, None, 0.5, score) for layer, score in enumerate(scores, 3))
     prompts = {"efficacy": 6, "paraphrase": 0, "specificity": 17}
-    return Choice(**{"layer": 3, "method": "rome", "asked": 64, "known": 9, "rows": rows, "prompts": prompts, **others})
+    return LayerChoice(
+        **{"layer": 3, "method": "rome", "asked": 64, "known": 9, "rows": rows, "prompts": prompts, **others}
+    )
 
 
 def test_the_layers_that_were_tried_are_marked_and_counted() -> None:

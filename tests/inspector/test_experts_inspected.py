@@ -14,13 +14,11 @@ from shell import TEXT, save_model, shell
 from shown import shown
 
 import ffedit
-from ffedit import Corpus, EditError, Slot
+from ffedit import Corpus, EditError
 from ffedit.display.terminal.memories import edited_view, memory_view, prompt_view
 from ffedit.errors import ModelError
 from ffedit.inspector.edit_view import inspect_edit
-from ffedit.inspector.memory_pass import Settings
 from ffedit.inspector.memory_view import inspect_memory
-from ffedit.inspector.model_view import Removing, inspect_model
 from ffedit.inspector.prompt_view import inspect_prompt
 from ffedit.model.hooks import capture
 from ffedit.model.memory import Address
@@ -91,7 +89,7 @@ def test_the_last_stream_reads_as_the_prediction_and_shares_make_one(family: str
 
 @pytest.mark.parametrize("width", [80, 120])
 def test_a_prompt_is_told_with_its_experts(width: int) -> None:
-    view = inspect_prompt(zoo.shared("qwen2_moe"), PROMPT, {"1.3.2": 0}, promoted="Rome", top=2)
+    view = inspect_prompt(zoo.shared("qwen2_moe"), PROMPT, scaled={"1.3.2": 0}, promoted="Rome", top=2)
     text = shown(prompt_view(view), width)
     for words in ("Experts that the token goes to", "router's weight inside", "shared (", "1.3.2 × 0"):
         assert words in text
@@ -107,7 +105,7 @@ def test_a_prompt_is_told_with_its_experts(width: int) -> None:
 @torch.no_grad()
 def test_a_memory_of_an_expert_is_what_a_plain_search_finds(family: str, corpus: Corpus) -> None:
     editable, block = zoo.shared(family), block_of(zoo.shared(family), 1)
-    view = inspect_memory(editable, "1.2.7", corpus, top=5)
+    view = inspect_memory(editable, "1.2.7", corpus=corpus, top=5)
     text = tuple(editable.tokenizer(TEXT * 2)["input_ids"])
     found: dict[tuple[int, ...], float] = {}
     sent = []
@@ -133,10 +131,10 @@ def test_a_memory_of_an_expert_is_what_a_plain_search_finds(family: str, corpus:
 
 
 def test_where_an_expert_is_not_asked_its_memory_is_said_to_be_silent(corpus: Corpus) -> None:
-    text = shown(memory_view(inspect_memory(zoo.shared("mixtral"), "1.2.7", corpus)))
+    text = shown(memory_view(inspect_memory(zoo.shared("mixtral"), "1.2.7", corpus=corpus)))
     assert "expert 2 of layer 1" in text and "router" in text and "0 at all other tokens" in " ".join(text.split())
     for family, name in (("qwen2_moe", "1.4.7"), ("gpt2", "1.7")):  # all tokens go there
-        view = inspect_memory(zoo.shared(family), name, corpus)
+        view = inspect_memory(zoo.shared(family), name, corpus=corpus)
         assert view.sent is None and "router" not in shown(memory_view(view))
 
 
@@ -157,7 +155,7 @@ def test_names_that_are_none_are_refused_in_one_line(name: str, says: str) -> No
 
 
 def turns(name: str) -> None:
-    inspect_prompt(zoo.shared("mixtral"), PROMPT, {name: 0.0})
+    inspect_prompt(zoo.shared("mixtral"), PROMPT, scaled={name: 0.0})
 
 
 # The same memory read other ways ------------------------------------------------------------------
@@ -215,7 +213,7 @@ def test_an_edit_of_experts_is_what_two_plain_passes_find(family: str, corpus: C
     editable = zoo.build(family)
     places = {Address(1, 3): 1, Address(1, 2): 2, Address(2, 4 if family in SHARED else 0): 1}
     edit, before = made(editable, places, size=0.3), zoo.snapshot(editable)
-    view = inspect_edit(editable, edit, corpus, top=4)
+    view = inspect_edit(editable, edit, corpus=corpus, top=4)
     assert zoo.unchanged(editable, before) and not editable.history.edits
     assert [layer.address for layer in view.layers] == sorted(places)
     ids = torch.tensor([editable.tokenizer(TEXT * 2)["input_ids"]])[:, :-1]
@@ -237,25 +235,6 @@ def test_an_edit_of_experts_is_what_two_plain_passes_find(family: str, corpus: C
     assert "memory that expert 3 of layer 1 gets" in " ".join(text.split())
 
 
-# A model ------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("family", ["qwen2_moe", "deepseek_v3"])
-def test_a_model_is_the_union_of_its_experts(family: str, corpus: Corpus, tmp_path: Path) -> None:
-    editable, folder = zoo.shared(family), tmp_path / "pass"
-    report = inspect_model(editable, corpus, folder, Settings(top=3, positions=10), Removing(2, 2))
-    assert report.memories == tuple(sum(layer.sizes) for layer in editable.feed_forward)
-    assert all(value is not None for value in report["active_norm"].values)
-    names = [Slot.parse(one["memory"]) for one in report.surest.examples]
-    assert names and all(slot.address in editable.memories for slot in names)
-    kept = ffedit.inspector.memory_pass.Pass.load(folder).triggers[1]
-    layer = editable.feed_forward[1]
-    for column in (3, layer.sizes[0] + 5, layer.d_ff - 1):
-        alone = inspect_memory(editable, Slot(*layer.at(column)), corpus, top=3)
-        coefficients = [m for m in kept.coefficients[column].tolist() if m > 0]
-        assert coefficients == pytest.approx([one.coefficient for one in alone.triggers], rel=1e-3, abs=1e-6)
-
-
 # The command line ---------------------------------------------------------------------------------
 
 
@@ -268,22 +247,6 @@ def test_the_commands_take_a_mixture(empty: Path, capsys: pytest.CaptureFixture[
         (("memory", "1.3.7", *given), "expert 3 of layer 1"),
         (("prompt", PROMPT, "--set", "1.4.0=0", *given[:2], *given[4:]), "Experts that the token goes to"),
         (("edit", "edit", *given), "memory that expert 2 of layer 1 gets"),
-        (
-            (
-                "model",
-                "--out",
-                "all",
-                "--top",
-                "3",
-                "--positions",
-                "8",
-                "--removing",
-                "2",
-                "2",
-                *given,
-            ),
-            "layer",
-        ),
     ):
         done = shell(capsys, "inspect", *words)
         assert (done.code, done.err) == (0, ""), done.err

@@ -11,9 +11,8 @@ from ffedit.benchmark.hardware import in_words
 from ffedit.benchmark.report import Row
 from ffedit.benchmark.tables import not_measured, notes, number, tables
 from ffedit.display.html import render
-from ffedit.display.html.charts import Chart, lines
-from ffedit.display.panels import Line
-from ffedit.evaluator import METRICS, NAMES
+from ffedit.display.html.charts import Chart, Line, lines
+from ffedit.evaluator import METRICS, headline_scores
 from ffedit.evaluator.verdict import fell, kept
 from ffedit.facts.text import counted
 from ffedit.files.atomic import finite
@@ -22,7 +21,7 @@ from ffedit.files.atomic import finite
 def bench_page(report: BenchReport, command: str) -> str:
     """Render a report; `command` is the command line that made it."""
     run, rows = report.run, [method.last for method in report.methods.values()]
-    measured = [name for name in NAMES if any(getattr(row.scores, name) is not None for row in rows)]
+    measured = [name for name in headline_scores() if any(getattr(row.scores, name) is not None for row in rows)]
     longest = {name: _longest(rows, name) for name in measured}
     groups = {"What should stay": ("keep", "zero"), "What should change": ("up",)}
     return render(
@@ -90,4 +89,4 @@ def _curve(report: BenchReport, name: str) -> Chart | None:
         low, high = ([None if b is None else getattr(b, end) for b in bounds] for end in ("low", "high"))
         whole = all(bound is not None for bound, value in zip(bounds, values, strict=True) if value is not None)
         series.append(Line(method, values, low, high) if whole else Line(method, values))
-    return lines(name, series, list(map(str, labels)), "share", "facts edited")
+    return lines(name, series, list(map(str, labels)), "facts edited")
