@@ -60,7 +60,9 @@ def locate(
         aggregates = [aggregate(traces) for traces in measured] if averaged else []
         choosing = decisive(measured, averaged)
         if leak:
-            mapped = ffedit.site_map(editable, facts[0], settings.get("layers"), config, progress=progress)
+            mapped = ffedit.site_map(
+                editable, facts[0], layers=settings.get("layers"), config=config, progress=progress
+            )
         routes = subject_routes(editable, facts, seed)
     layer, peak = choosing.layer, subject_peak(choosing)
     # Where the subject's last token tells no layer, the one is marked at which another brings back most.
