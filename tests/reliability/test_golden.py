@@ -19,7 +19,6 @@ import ffedit
 from ffedit import Address, Edit
 from ffedit.benchmark.folder import Journal
 from ffedit.cli.run import read_recipe
-from ffedit.editor.edit_files import SavedEdit
 from ffedit.editor.recipe import recipe_of
 from ffedit.errors import FactError
 from ffedit.exporter import history
@@ -69,7 +68,7 @@ def test_edits(folder: Path, expected: dict[str, Any]) -> None:
     for name, of_edit in expected["edits"].items():
         edit = Edit.load(folder / "edits" / name)
         same(described(edit), of_edit)
-        assert SavedEdit.read(folder / "edits" / name).fingerprint() == of_edit["fingerprint"]
+        assert ffedit.Edit.load(folder / "edits" / name).fingerprint() == of_edit["fingerprint"]
     mixture = zoo.build("mixtral")
     with Edit.load(folder / "edits" / "experts").applied(mixture):
         assert [edit.fingerprint() for edit in mixture.history.known.values()] == [
