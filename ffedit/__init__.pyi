@@ -10,6 +10,7 @@ from .editor.config import (
     ValueConfig as ValueConfig,
 )
 from .editor.edit import Edit as Edit
+from .editor.methods import Method as Method, add_method as add_method
 from .editor.statistics_files import load_stats as load_stats, merge_stats as merge_stats, save_stats as save_stats
 from .errors import (
     CheckError as CheckError,
