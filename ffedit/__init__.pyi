@@ -31,7 +31,6 @@ from .inspector import (
     Slot as Slot,
     inspect_edit as inspect_edit,
     inspect_memory as inspect_memory,
-    inspect_model as inspect_model,
     inspect_prompt as inspect_prompt,
 )
 from .layer_choice.calibrate import Choice as Choice, LayerScore as LayerScore, choose_layer as choose_layer

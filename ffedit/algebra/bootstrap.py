@@ -16,8 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
@@ -129,18 +128,3 @@ def with_unseen(
         interval.low + share * (bounds[0] - interval.low) if reached[0] else interval.low,
         interval.high + share * (bounds[1] - interval.high) if reached[1] else interval.high,
     )
-
-
-def statistic_interval(values: Array, statistic: Callable[..., Any], seed: int, count: int) -> Interval:
-    """Return `statistic` (np.mean, np.median) of `values` [n] with its interval: Wilson's, or of `count` resamples."""
-    if statistic is np.mean and outcomes(values):
-        share = float(values.mean())
-        return Interval(share, *wilson(share, len(values)))
-    resampled = statistic(values[_resamples(len(values), seed, count)], axis=1)
-    return percentile_interval(float(statistic(values)), resampled)
-
-
-@lru_cache(maxsize=4)
-def _resamples(size: int, seed: int, count: int) -> np.ndarray[Any, np.dtype[np.int32]]:
-    """Return the indices of `count` resamples of `size` values."""
-    return np.random.default_rng(seed).integers(0, size, (count, size), dtype=np.int32)

@@ -26,7 +26,7 @@ COMMANDS = {
     "run": "Make the edit of a recipe, a YAML file.",
     "choose-layer": "Find the layer to edit, by writing facts at a few and measuring.",
     "locate": "Find the layer that recalls a fact, by causal tracing.",
-    "inspect": "Show what memories store: one memory, those of a prompt or an edit, or all.",
+    "inspect": "Show what memories store: one memory, those of a prompt, those of an edit.",
     "methods": "List the methods, with the problem that each solves and when to choose it.",
     "stats": "Collect the key statistics of ordinary text, once for many edits.",
     "evaluate": "Score facts on a model, before and after an edit.",

@@ -1,4 +1,4 @@
-"""`ffedit inspect`: the contents of the key-value memories: one, those that a prompt fires, all, those of an edit."""
+"""`ffedit inspect`: the contents of one key-value memory, of those that a prompt activates, of those of an edit."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import rich_click as click
 from rich.console import RenderableType
-from rich.text import Text
 
 import ffedit
 from ffedit.cli import options
@@ -141,69 +140,6 @@ def edit(
     with surface.progress() as progress:
         view = ffedit.inspect_edit(editable, edit, corpus, top, progress)
     _show(surface, html, view, edited_view(view))
-
-
-@inspect.command(short_help="All memories of a model, as the paper of Geva et al. measures them.")
-@options.output_options
-@click.argument("folders", nargs=-1, type=options.FILE, metavar="[FOLDER...]")
-@click.option(
-    "--out",
-    type=options.FILE,
-    required=True,
-    metavar="FOLDER",
-    help="Folder for triggers and report; a pass there is resumed.",
-)
-@click.option("--top", default=50, type=options.COUNT, help="Number of triggers of each key.")
-@click.option("--positions", default=1000, type=options.COUNT, help="Number of positions to analyse in detail.")
-@click.option(
-    "--removing",
-    nargs=2,
-    default=(20, 10),
-    type=options.COUNT,
-    help="Number of keys to show, and of triggers of each.",
-)
-@click.option("--merge", is_flag=True, help="Report on FOLDERs together, passes over different texts.")
-@click.option("--force", is_flag=True, help="Start again, and replace the results in FOLDER.")
-@corpus_options
-@stack_options
-@options.html_option
-def model(
-    folders: tuple[Path, ...],
-    out: Path,
-    top: int,
-    positions: int,
-    removing: tuple[int, int],
-    merge: bool,
-    force: bool,
-    corpus: Corpus,
-    load_stack: Callable[[], Stack],
-    html: Path | None,
-    surface: options.Surface,
-) -> None:
-    """Inspect all memories: the triggers of every key, the tokens of the values, and how layers compose them."""
-    if merge != bool(folders):
-        raise click.UsageError("--merge and the FOLDERs to merge belong together")
-
-    from ffedit.display.model_folder import prepare, write_report
-    from ffedit.display.terminal.model_view import model_view
-    from ffedit.inspector.memory_pass import Settings, merge_passes
-    from ffedit.inspector.model_view import Removing, analyse, inspect_model
-
-    if not merge:
-        prepare(out, force)
-    stack, keys = load_stack(), Removing(*removing)
-    with surface.progress() as progress:
-        if merge:
-            report = analyse(stack, *merge_passes(stack, folders, out, force), keys, progress)
-        else:
-            try:
-                report = inspect_model(stack, corpus, out, Settings(top, positions, corpus.seed), keys, progress)
-            except KeyboardInterrupt as interrupt:
-                command = "the same command without --force" if force else "the same command"
-                raise click.Abort(f"interrupted: {out} keeps what was run; {command} goes on") from interrupt
-    written = write_report(out, report)
-    _show(surface, html, report, model_view(report))
-    surface.show(Text(f"Wrote {', '.join(path.name for path in written)} to {out}"))
 
 
 def _show(

@@ -25,7 +25,6 @@ from ffedit.display.terminal.layer_choice import layer_choice, trial_edits
 from ffedit.display.terminal.memories import edited_view, memory_view, prompt_view
 from ffedit.display.terminal.messages import shipped
 from ffedit.display.terminal.model_table import memory_table, model_line
-from ffedit.display.terminal.model_view import model_view
 from ffedit.display.terminal.scores import before_after, headline_table, verdict_view, what_it_says
 from ffedit.display.terminal.show import edit_view
 from ffedit.display.terminal.site_map import site_map_view
@@ -36,7 +35,6 @@ from ffedit.exporter import Exported
 from ffedit.exporter.diff import Diff
 from ffedit.facts.fact import Fact
 from ffedit.inspector import EditView, MemoryView, PromptView
-from ffedit.inspector.model_view import ModelReport
 from ffedit.layer_choice.calibrate import Choice
 from ffedit.layer_choice.site_map import SiteMap
 from ffedit.locator import Trace, TraceSet
@@ -122,7 +120,6 @@ VIEWS: Mapping[type, Callable[[Any], RenderableType]] = {
     Exported: shipped,
     Fact: _fact,
     MemoryView: memory_view,
-    ModelReport: model_view,
     PromptView: prompt_view,
     Report: _report,
     SiteMap: site_map_view,

@@ -2,7 +2,6 @@
 
 from ffedit.inspector.edit_view import EditView, inspect_edit
 from ffedit.inspector.memory_view import MemoryView, inspect_memory
-from ffedit.inspector.model_view import inspect_model
 from ffedit.inspector.prompt_view import PromptView, inspect_prompt
 from ffedit.inspector.views import Slot
 
@@ -13,6 +12,5 @@ __all__ = [
     "Slot",
     "inspect_edit",
     "inspect_memory",
-    "inspect_model",
     "inspect_prompt",
 ]

@@ -1,4 +1,4 @@
-"""Analyses of keys by their triggers: shallow patterns, and the change of a coefficient without one token.
+"""Analyses of a key by its triggers: shallow patterns, and the change of its coefficient without one token.
 
 *Shallow patterns* are triggers that end in the same token, or the same two. Geva et al. 2021 (arXiv 2012.14913, section
 3.2) let people look for patterns that repeat in at least three of a key's triggers, and call those shallow that are a
@@ -17,9 +17,10 @@ that would have nothing left is left out.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import chain, takewhile
+from itertools import chain, pairwise, takewhile
 from random import Random
 
 import torch
@@ -28,7 +29,7 @@ from torch import Tensor
 from ffedit.algebra.linalg import double
 from ffedit.inference import replay
 from ffedit.inference.batching import batches
-from ffedit.inspector.rows import NOTHING, Row
+from ffedit.inspector.rows import Context, Row
 from ffedit.inspector.views import View
 from ffedit.model.editable import Stack
 from ffedit.model.feed_forward import FeedForward
@@ -37,30 +38,33 @@ from ffedit.model.tokenization import pad
 FEWEST = 3
 CHANCE = 1e-3
 SHALLOW = 0.5
-# Pairs of tokens are counted by their hash, so that the table does not grow with the text.
-PAIRS = 2**20
-PAIR = 0x9E3779B1
-REMOVED = ("first", "last", "random")
+# A trigger's prefix as it is, and without its first, its last and a random token.
+VERSIONS = 4
 TOKENS_PER_BATCH = 4096
 
-
-def pair_hash(first: Tensor, second: Tensor) -> Tensor:
-    """Return the index under which a pair of tokens is counted, [..] int64."""
-    return (first.long() * PAIR + second) % PAIRS
+Ending = tuple[int, ...]
 
 
 @dataclass(frozen=True, eq=False)
 class Frequencies:
-    """Counts of a text's tokens and pairs of tokens."""
+    """Counts of a text's tokens and pairs of adjacent tokens."""
 
-    unigrams: Tensor  # counts [vocabulary]
-    pairs: Tensor  # counts of adjacent pairs by `pair_hash`, [PAIRS]; collisions make them upper bounds
+    counts: Counter[Ending]  # of endings of one token and of two
+    tokens: int  # number of tokens
+    pairs: int  # number of pairs
 
-    def of(self, previous: Tensor, last: Tensor) -> Tensor:
-        """Return the frequencies of tokens `last` [..], and upper bounds of those of the pairs, [2, ..] float64."""
-        previous, last = previous.clamp(min=0), last.clamp(min=0)
-        pairs = self.pairs[pair_hash(previous, last)] / double(self.pairs.sum()).clamp(min=1)
-        return torch.stack([self.unigrams[last] / double(self.unigrams.sum()), pairs])
+    @classmethod
+    def of(cls, rows: Iterable[Sequence[int]]) -> Frequencies:
+        """Count the tokens and pairs of rows of token ids."""
+        rows = list(rows)
+        counts: Counter[Ending] = Counter(chain.from_iterable(zip(row, strict=True) for row in rows))
+        tokens = counts.total()
+        counts.update(chain.from_iterable(map(pairwise, rows)))
+        return cls(counts, tokens, counts.total() - tokens)
+
+    def share(self, ending: Ending) -> float:
+        """Return the frequency of a token among the text's tokens, or of a pair among its pairs."""
+        return self.counts[ending] / max(1, self.tokens if len(ending) == 1 else self.pairs)
 
 
 @dataclass(frozen=True)
@@ -72,71 +76,39 @@ class Shallow(View):
     last_chance: float  # share of the text's tokens that are this one
     pair: tuple[int, int] | None  # the most frequent last two tokens; None where all triggers are one token long
     pair_share: float  # share of the triggers that end in them
-    pair_chance: float  # share of the text's pairs that are this one, at most
+    pair_chance: float  # share of the text's pairs that are this one
     covered: float  # share of the triggers that a shallow pattern covers
     is_shallow: bool  # whether `covered` is at least half
 
-
-@dataclass(frozen=True, eq=False)
-class Endings:
-    """Endings of the triggers of several keys; where a key has fewer than t, the others are `NOTHING`."""
-
-    previous: Tensor  # the second-to-last tokens, [keys, t]
-    last: Tensor  # the last tokens, [keys, t]
-    by_last: Tensor  # whether a pattern of last tokens covers each, [keys, t]
-    by_pair: Tensor  # whether a pattern of last pairs covers each, [keys, t]
-    alike: Tensor  # number of the key's triggers that end in each one's last token, and in its last two, [2, keys, t]
-    chances: Tensor  # frequency of these tokens and pairs in the text, [2, keys, t]
-
     @classmethod
-    def of(cls, previous: Tensor, last: Tensor, text: Frequencies) -> Endings:
-        """Find the shallow patterns in triggers with second-to-last and last tokens `previous` and `last` [keys, t]."""
-        known = torch.stack([last != NOTHING, (last != NOTHING) & (previous != NOTHING)])
-        names = torch.stack([last, previous * len(text.unigrams) + last]).masked_fill(~known, NOTHING)
-        alike = torch.stack([_alike(name) for name in names])
-        chances = text.of(previous, last) * known
-        mean = chances * known[0].sum(-1, keepdim=True)
-        # P(X >= c) of a Poisson variable is the regularised lower incomplete gamma function.
-        surprising = torch.special.gammainc(double(alike).clamp(min=1), mean.clamp(min=1e-300)) < CHANCE
-        by_last, by_pair = (alike >= FEWEST) & surprising
-        return cls(previous, last, by_last, by_pair, alike, chances)
-
-    @property
-    def count(self) -> Tensor:
-        """Number of triggers of each key, [keys]."""
-        return (self.last != NOTHING).sum(-1)
-
-    @property
-    def covered(self) -> Tensor:
-        """Share of each key's triggers that a shallow pattern covers, [keys]; NaN without triggers."""
-        return (self.by_last | self.by_pair).sum(-1) / self.count
-
-    def most_frequent(self, key: int) -> Shallow | None:
-        """Return the most frequent endings of one key; None without triggers."""
-        if not self.count[key]:
+    def of(cls, triggers: Sequence[Context], text: Frequencies) -> Shallow | None:
+        """Find the shallow patterns in the triggers of a key; None without triggers."""
+        if not triggers:
             return None
-        (last, pair), chances = self.alike[:, key].argmax(-1).tolist(), self.chances[:, key]
-        count, covered = int(self.count[key]), float(self.covered[key])
-        tokens = (int(self.previous[key, pair]), int(self.last[key, pair]))
-        return Shallow(
-            last=int(self.last[key, last]),
-            last_share=float(self.alike[0, key, last]) / count,
-            last_chance=float(chances[0, last]),
-            pair=None if tokens[0] == NOTHING else tokens,
-            pair_share=float(self.alike[1, key, pair]) / count,
-            pair_chance=float(chances[1, pair]),
+        lasts = [ids[at : at + 1] for ids, at in triggers]
+        pairs = [ids[max(0, at - 1) : at + 1] for ids, at in triggers]  # a prefix of one token has no pair
+        counts = Counter(lasts) + Counter(pair for pair in pairs if len(pair) == 2)
+        patterns = {ending for ending, count in counts.items() if _surprising(count, len(triggers), text.share(ending))}
+        covered = sum(bool({last, pair} & patterns) for last, pair in zip(lasts, pairs, strict=True)) / len(triggers)
+        (last, count), *_ = Counter(lasts).most_common(1)
+        best = max((pair for pair in pairs if len(pair) == 2), key=counts.__getitem__, default=None)
+        return cls(
+            last=last[0],
+            last_share=count / len(triggers),
+            last_chance=text.share(last),
+            pair=None if best is None else (best[0], best[1]),
+            pair_share=0.0 if best is None else counts[best] / len(triggers),
+            pair_chance=0.0 if best is None else text.share(best),
             covered=covered,
             is_shallow=covered >= SHALLOW,
         )
 
 
-def _alike(names: Tensor) -> Tensor:
-    """Count the entries of its row that equal each of `names` [keys, t], itself included; 0 where it is `NOTHING`."""
-    ordered, order = names.sort(-1)
-    begins = torch.searchsorted(ordered, ordered)
-    ends = torch.searchsorted(ordered, ordered, right=True)
-    counts = torch.empty_like(names).scatter_(-1, order, ends - begins)
-    return counts.masked_fill(names == NOTHING, 0)
+def _surprising(count: int, triggers: int, chance: float) -> bool:
+    """Return whether `count` of the triggers are a pattern, where each ends so with probability `chance`."""
+    # P(X >= c) of a Poisson variable is the regularised lower incomplete gamma function.
+    c, mean = torch.tensor([count, triggers * chance], dtype=torch.float64)
+    return count >= FEWEST and float(torch.special.gammainc(c, mean)) < CHANCE
 
 
 @dataclass(frozen=True)
@@ -161,38 +133,28 @@ def _shortened(ids: Row, start: Sequence[int], rng: Random) -> list[Row]:
     return [ids, *(ids[:i] + ids[i + 1 :] for i in (first, len(ids) - 1, rng.choice(inside)))]
 
 
-def removals(
-    stack: Stack, layer: FeedForward, keys: Sequence[int], prefixes: Sequence[Sequence[Row]], seed: int = 0
-) -> list[Removal | None]:
-    """Return what the removal of tokens from their triggers changes for some keys of a causal decoder's layer.
+def removal(stack: Stack, layer: FeedForward, key: int, prefixes: Sequence[Row]) -> Removal | None:
+    """Return the effect of removing tokens from the triggers of a key of a causal decoder's layer.
 
-    None for a key that has no trigger of two tokens. The layer may be reduced to some of its experts.
+    None where no trigger has two tokens. The layer may be reduced to some of its experts.
     """
-    start, each = stack.start_tokens, 1 + len(REMOVED)
-    rows: list[Row] = []
-    counts = []
-    for key, triggers in zip(keys, prefixes, strict=True):
-        rng, before = Random(f"{seed}/{layer.layer}/{key}"), len(rows)
-        rows += chain.from_iterable(_shortened(ids, start, rng) for ids in triggers)
-        counts.append(len(rows) - before)
-    key_of = torch.tensor(keys, dtype=torch.long).repeat_interleave(torch.tensor(counts, dtype=torch.long))
-    coefficients = double(_last_coefficients(stack, layer, rows, key_of)).view(-1, each)
-    changes = (coefficients[:, 1:] - coefficients[:, :1]) / coefficients[:, :1]
-    result: list[Removal | None] = []
-    for of_key in changes.split([count // each for count in counts]):
-        first, last, random = of_key.mean(0).tolist()
-        result.append(Removal(first, last, random, len(of_key)) if len(of_key) else None)
-    return result
+    rng = Random(f"{layer.layer}/{key}")
+    rows = list(chain.from_iterable(_shortened(ids, stack.start_tokens, rng) for ids in prefixes))
+    if not rows:
+        return None
+    coefficients = double(_last_coefficients(stack, layer, key, rows)).view(-1, VERSIONS)
+    first, last, random = ((coefficients[:, 1:] - coefficients[:, :1]) / coefficients[:, :1]).mean(0).tolist()
+    return Removal(first, last, random, len(coefficients))
 
 
 @torch.no_grad()
-def _last_coefficients(stack: Stack, layer: FeedForward, rows: Sequence[Row], keys: Tensor) -> Tensor:
-    """Return the coefficient of the key `keys[i]` of a layer at the last token of `rows[i]`, [n] float32."""
+def _last_coefficients(stack: Stack, layer: FeedForward, key: int, rows: Sequence[Row]) -> Tensor:
+    """Return the coefficient of a key of a layer at the last token of each row, [n] float32."""
     result = torch.empty(len(rows))
     for members in batches([len(ids) for ids in rows], TOKENS_PER_BATCH):
         ids = pad([rows[i] for i in members])
         ends = torch.arange(len(members)) * ids.shape[1] + torch.tensor([len(rows[i]) - 1 for i in members])
         with layer.keys() as seen:
             replay.run_to(stack, ids, layer.layer)
-        result[members] = seen()[ends, keys[members]].float().cpu()
+        result[members] = seen()[ends, key].float().cpu()
     return result

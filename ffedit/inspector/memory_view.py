@@ -18,8 +18,8 @@ from torch import Tensor
 from ffedit.algebra.linalg import double
 from ffedit.inference import replay
 from ffedit.inference.corpus import Corpus
-from ffedit.inspector.keys import PAIRS, TOKENS_PER_BATCH, Endings, Frequencies, Removal, Shallow, pair_hash, removals
-from ffedit.inspector.rows import NOTHING, Context, Positions
+from ffedit.inspector.keys import TOKENS_PER_BATCH, Frequencies, Removal, Shallow, removal
+from ffedit.inspector.rows import NOTHING, Positions
 from ffedit.inspector.views import (
     Distribution,
     Prefix,
@@ -123,7 +123,8 @@ def inspect_memory(
         next_token = None if token == NOTHING else TokenProbability.of(tokenizer, log_p, token)
         next_rank = None if token == NOTHING else rank(log_p, token)
         triggers.append(Trigger(Prefix.of(tokenizer, *context), float(coefficients[position]), next_token, next_rank))
-    shallow = _shallow(contexts, positions, len(log_p)) if contexts else None
+    text = Frequencies.of(row[: positions.layout.length(row)] for row in positions.rows)
+    shallow = Shallow.of(contexts, text)
     endings = None
     if shallow is not None:
         pair = None if shallow.pair is None else decode(tokenizer, shallow.pair)
@@ -146,7 +147,7 @@ def inspect_memory(
         agrees=bool(agrees[best[0]]) if best and predicts_next else None,
         agreeing=int(agrees[best].sum()) / max(1, len(best)) if predicts_next else None,
         chance=float(double(agrees).mean()) if predicts_next else None,
-        removal=removals(editable, feed_forward, [slot.index], [prefixes])[0] if prefixes else None,
+        removal=removal(editable, feed_forward, slot.index, prefixes),
         stack=editable.kind,
         note=positions.layout.note,
         sent=None if matrix.slot is None else sent,
@@ -175,13 +176,3 @@ def _coefficients(
                 column[-1] = column[-1].reshape(ids.shape)[inside]
             progress("reading text", done := done + int(inside.sum()), len(positions))
     return torch.cat(coefficients), float(double(torch.cat(routed)).mean())
-
-
-def _shallow(contexts: list[Context], positions: Positions, vocabulary: int) -> Shallow | None:
-    """Return the most frequent endings of one key's triggers, with their frequencies in the text."""
-    rows = [torch.tensor(row[: positions.layout.length(row)]) for row in positions.rows]
-    pairs = torch.cat([pair_hash(ids[:-1], ids[1:]) for ids in rows])
-    text = Frequencies(torch.cat(rows).bincount(minlength=vocabulary), pairs.bincount(minlength=PAIRS))
-    last = torch.tensor([[ids[at] for ids, at in contexts]])
-    previous = torch.tensor([[ids[at - 1] if at else NOTHING for ids, at in contexts]])
-    return Endings.of(previous, last, text).most_frequent(0)

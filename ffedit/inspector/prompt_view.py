@@ -39,7 +39,7 @@ from torch import Tensor
 from ffedit.errors import EditError, FactError
 from ffedit.inference import replay
 from ffedit.inference.generation import log_softmax
-from ffedit.inspector.values import Activity, contributions
+from ffedit.inspector.contributions import Activity, contributions
 from ffedit.inspector.views import Distribution, Slot, TokenProbability, View, log_probabilities, rank
 from ffedit.model.editable import Editable, Seen, Stack, check_model
 from ffedit.model.feed_forward import FeedForward, Keys

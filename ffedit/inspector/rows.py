@@ -10,29 +10,19 @@ For a causal decoder a longer text is cut into rows that share the token at the 
 the tokens that the tokenizer puts in front of a text. A document of a corpus of documents begins a row of its own, as
 the sentences of Geva et al. do (arXiv 2012.14913, section 3.1). For other stacks each row is a text of its own, with
 the special tokens that the tokenizer puts around one.
-
-A pass stores its rows in shards of `CHUNK` rows, of which one or two are read at a time: memory does not depend on the
-length of the text. The *flat index* of a position is row · `WIDTH` + its index in the row.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
-from hashlib import sha256
-from itertools import islice
-from pathlib import Path
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from ffedit.errors import EditError
-from ffedit.files.atomic import write_file
-from ffedit.files.seal import UNSEALED, check, seal
 from ffedit.inference.corpus import Corpus
 from ffedit.inference.own_text import sampled
 from ffedit.inference.text import ROW_TOKENS, identity, texts
@@ -42,8 +32,6 @@ from ffedit.progress import Progress, silent
 
 Row = tuple[int, ...]
 
-CHUNK = 512
-WIDTH = ROW_TOKENS
 NOTHING = -1
 
 
@@ -180,88 +168,6 @@ def _documents(stack: Stack, corpus: Corpus, length: int, progress: Progress) ->
             yield held[: ready + 1]
             held = held[ready:]
     yield held
-
-
-def chunks(rows: Iterator[Row]) -> Iterator[list[Row]]:
-    """Yield `CHUNK` rows at a time."""
-    while chunk := list(islice(rows, CHUNK)):
-        yield chunk
-
-
-class RowStore:
-    """Rows in a folder, in shards: `count` rows, with their layout."""
-
-    def __init__(self, folder: Path, count: int = 0, layout: RowLayout = CAUSAL) -> None:
-        self.folder, self.count, self.layout = folder, count, layout
-        self._shard = lru_cache(maxsize=2)(self._load)
-
-    def append(self, rows: Sequence[Row]) -> None:
-        """Write the next shard; every shard but the last has `CHUNK` rows. EditError where it cannot be written."""
-        ids = torch.full((len(rows), WIDTH + 1), NOTHING, dtype=torch.int32)
-        for padded, row in zip(ids, rows, strict=True):
-            padded[: len(row)] = torch.tensor(row, dtype=torch.int32)
-
-        def save(made: Path) -> None:
-            save_file({"ids": ids}, made, metadata=UNSEALED)
-            seal(made)
-
-        write_file(self._path(self.count // CHUNK), save)
-        self._shard.cache_clear()
-        self.count += len(rows)
-
-    def holds(self, rows: Sequence[Row]) -> bool:
-        """Return whether the next shard, already on disk, holds exactly these rows; it is then the store's last."""
-        ids = self._shard(self.count // CHUNK)
-        self.count += len(ids)
-        return len(ids) == len(rows) and all(_unpadded(s) == row for s, row in zip(ids.tolist(), rows, strict=True))
-
-    def __iter__(self) -> Iterator[Row]:
-        """Yield all rows, in order."""
-        for number in range(-(-self.count // CHUNK)):
-            yield from map(_unpadded, self._shard(number).tolist())
-
-    def tokens(self, positions: Tensor, offset: int = 0) -> Tensor:
-        """Return the ids `offset` after flat indices [..], [..] int64; `NOTHING` outside the row, and for `NOTHING`."""
-        result = torch.full(positions.shape, NOTHING).view(-1)
-        flat = positions.reshape(-1)
-        column = flat % WIDTH + offset
-        inside = (flat >= 0) & (column >= 0) & (column <= WIDTH)
-        shard = flat // WIDTH // CHUNK
-        for number in shard[inside].unique().tolist():
-            here = (inside & (shard == number)).nonzero()[:, 0]
-            result[here] = self._shard(number)[flat[here] // WIDTH % CHUNK, column[here]].long()
-        return result.view(positions.shape)
-
-    def next(self, positions: Tensor) -> Tensor:
-        """Return the ids that follow flat indices `positions` [..], [..] int64; `NOTHING` where none does."""
-        return self.tokens(positions, 1) if self.layout.predicts_next else torch.full_like(positions, NOTHING)
-
-    def context(self, position: int) -> Context:
-        """Return the context of the position with a flat index."""
-        row, index = divmod(position, WIDTH)
-        return self.layout.context(_unpadded(self._shard(row // CHUNK)[row % CHUNK].tolist()), index)
-
-    def digest(self) -> str:
-        """Return 16 hexadecimal digits that identify the text."""
-        digest = sha256()
-        for number in range(-(-self.count // CHUNK)):
-            digest.update(self._shard(number).numpy().tobytes())
-        return digest.hexdigest()[:16]
-
-    def _path(self, shard: int) -> Path:
-        return self.folder / f"rows-{shard:06}.safetensors"
-
-    def _load(self, shard: int) -> Tensor:
-        path = self._path(shard)
-        try:
-            check(path)
-            return load_file(path)["ids"]
-        except (OSError, SafetensorError, KeyError, ValueError) as error:
-            raise EditError(f"{path}: no rows of an inspection ({error}); inspect anew with --force") from error
-
-
-def _unpadded(ids: Sequence[int]) -> Row:
-    return tuple(i for i in ids if i != NOTHING)
 
 
 @dataclass(frozen=True, eq=False)

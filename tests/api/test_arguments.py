@@ -62,7 +62,6 @@ WRONG: dict[tuple[type[Exception], str], list[Call]] = {
         lambda m, e: ffedit.inspect_prompt("atlas", "a"),
         lambda m, e: ffedit.inspect_memory("atlas", "1.1"),
         lambda m, e: ffedit.inspect_edit("atlas", e),
-        lambda m, e: ffedit.inspect_model("atlas", CORPUS, "out"),
         lambda m, e: e.apply_("atlas"),
         lambda m, e: e.undo_("atlas"),
         lambda m, e: e.applied("atlas").__enter__(),

@@ -95,4 +95,4 @@ def test_mistakes_are_one_line(inspect: Command, words: list[str], says: str) ->
 def test_help_waits_for_no_torch() -> None:
     code = "import sys; from ffedit.cli import invoke; invoke(['inspect', '--help']); assert 'torch' not in sys.modules"
     done = process("-c", code)
-    assert done.code == 0 and all(name in done.out for name in ("memory", "prompt", "model", "edit")), done.err
+    assert done.code == 0 and all(name in done.out for name in ("memory", "prompt", "edit")), done.err

@@ -13,8 +13,6 @@ from shown import shown
 from ffedit import Choice
 from ffedit.display.terminal.heat_map import averages_table
 from ffedit.display.terminal.layer_choice import compare_layers, trial_edits
-from ffedit.display.terminal.model_view import interval_cell
-from ffedit.inspector.model_view import Measure, interval
 from ffedit.layer_choice.calibrate import LayerScore, Sweep
 from ffedit.layer_choice.published import AutoLayer, Published
 from ffedit.locator.result import Aggregate, Interval
@@ -76,13 +74,6 @@ def test_draws_that_all_agree_are_no_interval() -> None:
     rows = [line for line in rest if line.strip().startswith(ROLES)]
     assert len(rows) == len(ROLES) and not any("[" in row for row in rows)
     assert any(row.split()[-3:] == ["0.52", "0", "1"] for row in rows)
-
-
-def test_a_median_of_equal_ranks_has_no_interval_and_a_share_of_equal_outcomes_has() -> None:
-    ranks, outcomes = interval([7.0] * 4, np.median), interval([1.0] * 4)
-    assert interval_cell(Measure.of("rank", [ranks]), 0) == "7"
-    assert interval_cell(Measure.of("agreement", [outcomes]), 0) == "100.0% [51.0%, 100.0%]"
-    assert interval_cell(Measure.of("rank", [interval([3.0, 7.0, 9.0, 40.0], np.median)]), 0).count("[") == 1
 
 
 @pytest.mark.parametrize("layers", [1, 6, 12, 48, 126])

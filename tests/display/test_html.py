@@ -13,13 +13,10 @@ from pages import looks_right, needs_nothing_else, poisoned, said, shows_text_on
 from shell import TEXT, shell
 from shown import shown
 
-from ffedit import Corpus, inspect_edit, inspect_memory, inspect_model, inspect_prompt, load, load_stacks
+from ffedit import Corpus, inspect_edit, inspect_memory, inspect_prompt, load, load_stacks
 from ffedit.display.html import page
-from ffedit.display.html.charts import BOTTOM, TOP, lines, stacked
-from ffedit.display.panels import Line
+from ffedit.display.html.charts import BOTTOM, TOP, Line, lines
 from ffedit.display.terminal.memories import edited_view
-from ffedit.inspector.memory_pass import Settings
-from ffedit.inspector.model_view import Removing
 from ffedit.inspector.views import View
 
 PROMPT = "the Eiffel tower is located in"
@@ -36,29 +33,23 @@ def views(tmp_path_factory: pytest.TempPathFactory) -> dict[str, View]:
     memory = inspect_memory(editable, "1.7", corpus, top=4)
     prompt = inspect_prompt(editable, PROMPT, {"1.7": 0.0}, "Rome", top=2)
     edit = inspect_edit(editable, made(editable, {1: 1}, size=0.3), corpus, top=3)
-    report = inspect_model(editable, corpus, folder / "pass", Settings(5, 20, 0), Removing(2, 2))
     encoder = load_stacks((halves.model("bert"), zoo.words()))[0]
     (folder / "texts.jsonl").write_text(f'{{"text": "{PROMPT} Paris"}}\n' * 3)
     texts = Corpus(folder / "texts.jsonl")
-    around = inspect_model(encoder, texts, folder / "around", Settings(5, 20, 0), Removing(2, 2))
     return {
-        "encoder": around,
         "encoder_memory": inspect_memory(encoder, "1.7", texts, top=3),
         "memory": memory,
         "prompt": prompt,
         "edit": edit,
-        "model": report,
     }
 
 
-KINDS = pytest.mark.parametrize("kind", ["memory", "prompt", "edit", "model", "encoder", "encoder_memory"])
+KINDS = pytest.mark.parametrize("kind", ["memory", "prompt", "edit", "encoder_memory"])
 
 
 @KINDS
 def test_a_page_needs_nothing_else(kind: str, views: dict[str, View]) -> None:
-    found = needs_nothing_else(page(views[kind]))
-    if kind == "model":
-        assert found.tags.count("svg") >= len(views[kind].groups())  # type: ignore[attr-defined]
+    needs_nothing_else(page(views[kind]))
 
 
 @KINDS
@@ -67,8 +58,7 @@ def test_what_a_text_holds_is_shown_and_does_nothing(kind: str, views: dict[str,
 
 
 def test_a_page_says_what_its_view_says(views: dict[str, View]) -> None:
-    assert said(page(views["encoder"])).count("Not measured.") == 3
-    memory, prompt, report = (views[kind] for kind in ("memory", "prompt", "model"))
+    memory, prompt = views["memory"], views["prompt"]
     text = said(page(views["memory"]))
     assert "Memory 1.7 of" in text
     for one in memory.triggers:  # type: ignore[attr-defined]
@@ -83,23 +73,18 @@ def test_a_page_says_what_its_view_says(views: dict[str, View]) -> None:
     assert "ffedit inspect edit A change of " in said(page(foreign))
     assert shown(edited_view(edit)).startswith(fact)  # type: ignore[arg-type]
     assert shown(edited_view(foreign)).startswith("Edit ")  # type: ignore[arg-type]
-    text = said(page(views["model"]))
-    for measure in report.measures:  # type: ignore[attr-defined]
-        assert measure.definition.title in text and measure.definition.text in text
 
 
-def test_charts_leave_gaps_out_and_put_the_best_rank_on_top() -> None:
-    ranks = lines("rank", [Line("a", [1.0, None, 1000.0])], list("012"), "rank")
-    (_, best, *_), (_, worst, *_) = ranks.dots
-    assert (best, worst) == (TOP, BOTTOM)
-    assert [label for _, label in ranks.y_ticks] == ["1", "10", "100", "1,000"]
-    changes = lines("change", [Line("a", [-1.0, 0.02])], list("01"), "change")
+def test_charts_leave_gaps_out_and_begin_at_zero() -> None:
+    shares = lines("share", [Line("a", [0.0, None, 1.0])], list("012"))
+    (_, least, *_), (_, most, *_) = shares.dots
+    assert (least, most) == (BOTTOM, TOP)
+    assert [label for _, label in shares.y_ticks] == ["0%", "25%", "50%", "75%", "100%"]
+    changes = lines("change", [Line("a", [-1.0, 0.02])], list("01"))
     assert changes.y_ticks[0][1] == "−100%" and changes.dots[0][1] == BOTTOM
-    cases = stacked("cases", [Line("a", [0.25, None]), Line("b", [0.75, 1.0])], list("01"))
-    assert [round(box.height / (BOTTOM - TOP), 3) for box in cases.boxes] == [0.25, 0.75, 0, 1]
     for nothing in ([None], [float("nan")]):
-        assert lines("nothing", [Line("a", nothing)], ["0"], "share").dots == []
-    assert lines("zero", [Line("a", [0.0, 0.0])], list("01"), "share").dots[0][1] == BOTTOM
+        assert lines("nothing", [Line("a", nothing)], ["0"]).dots == []
+    assert lines("zero", [Line("a", [0.0, 0.0])], list("01")).dots[0][1] == BOTTOM
 
 
 @pytest.mark.parametrize(
@@ -119,14 +104,7 @@ def test_a_command_writes_a_page(
     assert sorted(path.name for path in empty.iterdir() if "page" in path.name) == ["page.html"]
 
 
-def test_a_report_and_a_prompt_before_and_after_an_edit(
-    empty: Path, model: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (empty / "text.txt").write_text(TEXT)
-    small = ("--top", "4", "--positions", "10", "--removing", "2", "2", "--corpus", "text.txt", "--out", "out")
-    ran = shell(capsys, "inspect", "model", "--model", model, *small, "--quiet", "--html", "model.html")
-    assert (ran.code, ran.err) == (0, "")
-    assert "ffedit inspect model" in Path("model.html").read_text()
+def test_a_prompt_before_and_after_an_edit(empty: Path, model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made(load(model), {1: 1}, size=0.3).save("edit")
     ran = shell(capsys, "inspect", "prompt", PROMPT, "--edit", "edit", "--quiet", "--html", "both.html")
     assert (ran.code, ran.err) == (0, "") and "Before the edit" in Path("both.html").read_text()

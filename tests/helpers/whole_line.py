@@ -59,10 +59,6 @@ def steps(editable: Editable, folder: Path) -> Iterator[tuple[str, Any]]:
     yield "inspect memory", ffedit.inspect_memory(editable, f"{memory}.5", CORPUS).to_dict()
     yield "inspect prompt", ffedit.inspect_prompt(editable, PROMPT).to_dict()
     yield "inspect edit", ffedit.inspect_edit(editable, first, CORPUS).to_dict()
-    yield (
-        "inspect model",
-        ffedit.inspect_model(editable, CORPUS, folder / Path(os.environ["FFEDIT_CACHE"]).name).to_dict(),
-    )
 
 
 def numbers(value: Any) -> list[float]:

@@ -14,13 +14,11 @@ from shell import TEXT, save_model, shell
 from shown import shown
 
 import ffedit
-from ffedit import Corpus, EditError, Slot
+from ffedit import Corpus, EditError
 from ffedit.display.terminal.memories import edited_view, memory_view, prompt_view
 from ffedit.errors import ModelError
 from ffedit.inspector.edit_view import inspect_edit
-from ffedit.inspector.memory_pass import Settings
 from ffedit.inspector.memory_view import inspect_memory
-from ffedit.inspector.model_view import Removing, inspect_model
 from ffedit.inspector.prompt_view import inspect_prompt
 from ffedit.model.hooks import capture
 from ffedit.model.memory import Address
@@ -237,25 +235,6 @@ def test_an_edit_of_experts_is_what_two_plain_passes_find(family: str, corpus: C
     assert "memory that expert 3 of layer 1 gets" in " ".join(text.split())
 
 
-# A model ------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("family", ["qwen2_moe", "deepseek_v3"])
-def test_a_model_is_the_union_of_its_experts(family: str, corpus: Corpus, tmp_path: Path) -> None:
-    editable, folder = zoo.shared(family), tmp_path / "pass"
-    report = inspect_model(editable, corpus, folder, Settings(top=3, positions=10), Removing(2, 2))
-    assert report.memories == tuple(sum(layer.sizes) for layer in editable.feed_forward)
-    assert all(value is not None for value in report["active_norm"].values)
-    names = [Slot.parse(one["memory"]) for one in report.surest.examples]
-    assert names and all(slot.address in editable.memories for slot in names)
-    kept = ffedit.inspector.memory_pass.Pass.load(folder).triggers[1]
-    layer = editable.feed_forward[1]
-    for column in (3, layer.sizes[0] + 5, layer.d_ff - 1):
-        alone = inspect_memory(editable, Slot(*layer.at(column)), corpus, top=3)
-        coefficients = [m for m in kept.coefficients[column].tolist() if m > 0]
-        assert coefficients == pytest.approx([one.coefficient for one in alone.triggers], rel=1e-3, abs=1e-6)
-
-
 # The command line ---------------------------------------------------------------------------------
 
 
@@ -268,22 +247,6 @@ def test_the_commands_take_a_mixture(empty: Path, capsys: pytest.CaptureFixture[
         (("memory", "1.3.7", *given), "expert 3 of layer 1"),
         (("prompt", PROMPT, "--set", "1.4.0=0", *given[:2], *given[4:]), "Experts that the token goes to"),
         (("edit", "edit", *given), "memory that expert 2 of layer 1 gets"),
-        (
-            (
-                "model",
-                "--out",
-                "all",
-                "--top",
-                "3",
-                "--positions",
-                "8",
-                "--removing",
-                "2",
-                "2",
-                *given,
-            ),
-            "layer",
-        ),
     ):
         done = shell(capsys, "inspect", *words)
         assert (done.code, done.err) == (0, ""), done.err

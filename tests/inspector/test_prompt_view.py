@@ -17,8 +17,8 @@ from ffedit import EditError, Slot
 from ffedit.display.terminal.memories import prompt_view
 from ffedit.errors import FactError, FFEditError
 from ffedit.inspector import prompt_view as scaling
+from ffedit.inspector.contributions import contributions
 from ffedit.inspector.prompt_view import first_and_for_good, inspect_prompt, scaled_memories
-from ffedit.inspector.values import contributions
 from ffedit.model.editable import Editable
 from ffedit.model.hooks import capture
 from ffedit.model.memory import Address

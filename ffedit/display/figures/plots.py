@@ -1,8 +1,8 @@
-"""Traces, and the report on a model's memories, as figures of matplotlib, which is imported when a figure is drawn.
+"""Traces as figures of matplotlib, which is imported when a figure is drawn.
 
 One fact, or the average of several, is a heat map of tokens and layers as in figure 1 of ROME (arXiv 2202.05262).
 Averages by the role of a token are lines over the layers, as in its figures 2 and 3, with a panel for each kind of
-module. A report has a panel for each group of measures, with layers on the x axis.
+module.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from ffedit.display.panels import Panel, of_group, of_sureness
 from ffedit.display.picture import (
     HURTS,
     NEGATIVE,
@@ -28,7 +27,6 @@ from ffedit.display.picture import (
     site_pictures,
 )
 from ffedit.facts.text import counted, number
-from ffedit.inspector.model_view import ModelReport, Unit
 from ffedit.layer_choice.site_map import SiteMap
 from ffedit.locator.result import ROLES, SETTINGS, Aggregate, Part, Trace, TraceSet
 
@@ -238,53 +236,3 @@ def _legend(panels: list[list[Aggregate]]) -> list[Any]:
     levels = {whole.level for whole in wholes}
     interval = f"{levels.pop():.0%} " if len(levels) == 1 else ""
     return [*entries, Patch(color="#000000", alpha=0.15, linewidth=0, label=f"{interval}bootstrap interval")]
-
-
-# A model's report ----------------------------------------------------------------------------------
-
-# Five of these colours, the clearest first.
-SERIES = (*COLOURS[1:5], COLOURS[0])
-CHANCE = "#888888"
-COLUMNS, PANEL_WIDTH, PANEL_HEIGHT = 3, 3.6, 2.6
-Y_NAMES: dict[Unit, str] = {"share": "share", "number": "memories", "rank": "rank", "change": "relative change"}
-
-
-def report_panels(report: ModelReport) -> Any:
-    """Draw all measures by layer, with intervals, and agreement by the values' maximum probability."""
-    from matplotlib.figure import Figure
-
-    drawn = [of_group(group, measures, report.layers) for group, measures in report.groups().items()]
-    drawn = [panel for panel in (*drawn, of_sureness(report)) if panel.is_measured]
-    rows = -(-len(drawn) // COLUMNS)
-    figure = Figure(figsize=(COLUMNS * PANEL_WIDTH, rows * PANEL_HEIGHT), layout="constrained")
-    axes = figure.subplots(rows, COLUMNS, squeeze=False).ravel()
-    for each, panel in zip(axes, drawn, strict=False):
-        _measures(each, panel)
-    for each in axes[len(drawn) :]:
-        each.set_visible(False)
-    figure.suptitle(f"{report.model}, {report.tokens:,} tokens", fontsize=10)
-    return figure
-
-
-def _measures(axes: Any, panel: Panel) -> None:
-    for i, line in enumerate(panel.series):
-        colour = CHANCE if line.chance else SERIES[i % len(SERIES)]
-        known = [i for i, value in enumerate(line.values) if value is not None]
-        style = {"color": colour, "marker": MARKERS[i % len(SERIES)], "markersize": 3.5, "linewidth": 1.4}
-        values = [line.values[i] for i in known]
-        axes.plot(known, values, label=line.name, linestyle=":" if line.chance else "-", **style)
-        ends = ([column[i] for i in known] for column in (line.low, line.high))
-        axes.fill_between(known, *ends, color=colour, alpha=0.15, linewidth=0)
-    if panel.unit == "rank":
-        axes.set_yscale("log")
-        axes.invert_yaxis()
-    elif panel.unit != "change":
-        axes.set_ylim(bottom=0)
-    step = layer_step(len(panel.labels))
-    axes.set_xticks(range(0, len(panel.labels), step), panel.labels[::step])
-    axes.set_title(panel.title, fontsize=9, loc="left")
-    axes.set_ylabel(Y_NAMES[panel.unit], fontsize=8)
-    axes.set_xlabel(panel.x_name, fontsize=8)
-    axes.tick_params(labelsize=8)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, fontsize=7)

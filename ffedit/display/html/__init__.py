@@ -16,22 +16,20 @@ from markupsafe import Markup, escape
 from ffedit.display.html import charts
 from ffedit.display.picture import NEGATIVE, RAMP, shade
 from ffedit.display.terminal.memories import percent, placed, share, tenths
-from ffedit.display.terminal.model_view import columns, sentences
 from ffedit.facts.text import change, counted, number, visible
 from ffedit.files.atomic import write_text
+from ffedit.inspector.contributions import ACTIVE
 from ffedit.inspector.edit_view import EditView
 from ffedit.inspector.memory_view import MemoryView
-from ffedit.inspector.model_view import ModelReport
 from ffedit.inspector.prompt_view import PromptView
-from ffedit.inspector.values import ACTIVE
 from ffedit.inspector.views import View
 
-KINDS: dict[type[View], str] = {ModelReport: "model", PromptView: "prompt", EditView: "edit", MemoryView: "memory"}
+KINDS: dict[type[View], str] = {PromptView: "prompt", EditView: "edit", MemoryView: "memory"}
 MOST = 160
 
 
 def page(view: View, before: PromptView | None = None) -> str:
-    """Render a view of a model, a prompt, an edit or a memory; `before` is a prompt measured without the edit."""
+    """Render a view of a prompt, an edit or a memory; `before` is a prompt measured without the edit."""
     return render("inspect.html", kind=KINDS[type(view)], view=view, before=before)
 
 
@@ -58,7 +56,7 @@ def _templates() -> jinja2.Environment:
     filters = (share, number, shade, placed, percent, tenths, bare, prose, lines, end, start)
     environment.filters |= {function.__name__: function for function in filters}
     constants = {"ACTIVE": ACTIVE, "NEGATIVE": NEGATIVE, "RAMP": RAMP}
-    functions = (columns, sentences, counted, change)
+    functions = (counted, change)
     environment.globals |= {"charts": charts, **constants, **{function.__name__: function for function in functions}}
     return environment
 

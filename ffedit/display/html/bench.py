@@ -11,8 +11,7 @@ from ffedit.benchmark.hardware import in_words
 from ffedit.benchmark.report import Row
 from ffedit.benchmark.tables import not_measured, notes, number, tables
 from ffedit.display.html import render
-from ffedit.display.html.charts import Chart, lines
-from ffedit.display.panels import Line
+from ffedit.display.html.charts import Chart, Line, lines
 from ffedit.evaluator import METRICS, NAMES
 from ffedit.evaluator.verdict import fell, kept
 from ffedit.facts.text import counted
@@ -90,4 +89,4 @@ def _curve(report: BenchReport, name: str) -> Chart | None:
         low, high = ([None if b is None else getattr(b, end) for b in bounds] for end in ("low", "high"))
         whole = all(bound is not None for bound, value in zip(bounds, values, strict=True) if value is not None)
         series.append(Line(method, values, low, high) if whole else Line(method, values))
-    return lines(name, series, list(map(str, labels)), "share", "facts edited")
+    return lines(name, series, list(map(str, labels)), "facts edited")

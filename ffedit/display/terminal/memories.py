@@ -16,10 +16,10 @@ from rich.text import Text
 
 from ffedit.display.terminal.tables import named_values, plain_table
 from ffedit.facts.text import counted, number, quoted, token
+from ffedit.inspector.contributions import ACTIVE
 from ffedit.inspector.edit_view import AddedMemory, EditView, LayerChange, Passage
 from ffedit.inspector.memory_view import MemoryView
 from ffedit.inspector.prompt_view import OFF, UP, Promotion, PromptView
-from ffedit.inspector.values import ACTIVE
 from ffedit.inspector.views import Distribution, Prefix, TokenProbability
 from ffedit.model.memory import Address
 
