@@ -127,6 +127,9 @@ def fact_of(subject: str, prompt: str, target: str, previous: str, paraphrases: 
 def page(session: Session) -> Any:
     """Build the page."""
     import gradio as gr
+    import matplotlib
+
+    matplotlib.rcParams["savefig.bbox"] = "tight"  # gradio saves a figure as it is, and headlines stand above the axes
 
     def call_safely(call: Callable[..., Any], *values: Any) -> Any:
         """Call, and show a mistake of the user as one line on the page."""
