@@ -355,7 +355,9 @@ class Aggregate(Averaged):
     corruption: str  # corruption of the subject, in words
 
     def __repr__(self) -> str:
-        lines = [f"Aggregate of {counted(self.facts, 'fact')}: {self.kind}, average total effect {_with_ends(self.total)}"]
+        lines = [
+            f"Aggregate of {counted(self.facts, 'fact')}: {self.kind}, average total effect {_with_ends(self.total)}"
+        ]
         for i, (role, layer) in enumerate(zip(self.roles, self.effects.argmax(1), strict=True)):
             most = Interval(*(float(ends[i, layer]) for ends in (self.effects, self.low, self.high)))
             lines.append(f"{role}: most at layer {layer}, {_with_ends(most)}")

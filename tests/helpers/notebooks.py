@@ -19,7 +19,7 @@ TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.ipynb"))
 
 
 def executed(notebook: Path, clone: Path) -> Any:
-    """Run a notebook in `clone`, a folder that gets what the tutorials read of the repository, and return it with its outputs."""
+    """Run a notebook in `clone`, which gets the files that the tutorials read, and return it with its outputs."""
     shutil.copytree(ROOT / "edits", clone / "edits")
     (here := clone / "docs" / "tutorials").mkdir(parents=True)
     made = nbformat.read(notebook, as_version=4)

@@ -8,10 +8,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import nbformat
 import pytest
-
-nbformat = pytest.importorskip("nbformat")
-pytest.importorskip("nbclient")
 from notebooks import TUTORIALS, executed
 
 # What the tutorial on llama.cpp needs beside ffedit.

@@ -43,7 +43,7 @@ def add_method(method: Method) -> None:
         EditError: it is not a `Method`.
         FFEditError: ffedit, or an installed package, has a method of this name.
     """
-    EditError.unless(method, Method, "an ffedit.Method was expected")
+    EditError.require(method, Method, "an ffedit.Method was expected")
     METHODS.add(replace(method, package="this process"))
 
 
