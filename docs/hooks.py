@@ -25,6 +25,9 @@ DOCS = ROOT / "docs"
 LINK = re.compile(r"\]\(([^)#\s:]+)")
 FORMULA = re.compile(r'class="arithmatex">\\(?:\((.*?)\\\)|\[(.*?)\\\])<', re.DOTALL)
 NOTEBOOK = re.compile(r"\]\(([^)#\s:]+)\.ipynb\)")
+# Of a notebook's page: outputs are 100 columns wide, and fit beside the navigation without a table of contents.
+OUTPUT = '<div style="font-size:.62rem">{}</div>'
+HEAD = "---\nhide:\n  - toc\n---\n\n"
 CHANGELOG = "<!-- CHANGELOG.md -->"
 
 
@@ -57,7 +60,7 @@ def shown(output: Mapping[str, Any]) -> Iterator[tuple[str, bytes | None]]:
     if "image/png" in data:
         yield "", base64.b64decode(data["image/png"])
     elif "text/html" in data:
-        yield f'<div class="output">{data["text/html"]}</div>', None
+        yield OUTPUT.format(data["text/html"]), None
     elif output.get("name") != "stderr":
         yield f"```text\n{data.get('text/plain') or ''.join(output['text'])}\n```".replace("\n\n```", "\n```"), None
 
@@ -72,7 +75,7 @@ def tutorials(config: MkDocsConfig) -> Iterator[tuple[Path, str, list[File]]]:
                 made.append(File.generated(config, f"tutorials/{name}", content=picture))
                 text = f"![what the code draws]({name})"
             parts.append(text)
-        page = "\n\n".join(parts)
+        page = HEAD + "\n\n".join(parts)
         yield notebook, page, [*made, File.generated(config, f"tutorials/{notebook.stem}.md", content=page)]
 
 
