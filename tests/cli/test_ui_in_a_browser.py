@@ -5,22 +5,21 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from pages import CHROMIUM
+from playwright.sync_api import Page, expect, sync_playwright
 from shell import FACT
 
 import ffedit
-from ffedit.cli.ui import HOST, Session, page
+from ffedit.cli.ui import HOST
+from ffedit.cli.work.page import Session, page
 
-gradio = pytest.importorskip("gradio")
-playwright = pytest.importorskip("playwright.sync_api")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium here (Debian: apt-get install chromium)")
 
 
 @pytest.fixture
-def tab(model: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
+def tab(model: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Page]:
     """The page in a tab; at the end, no script has failed in it."""
     monkeypatch.setenv("GRADIO_ANALYTICS_ENABLED", "False")
     monkeypatch.setenv("GRADIO_TEMP_DIR", str(tmp_path / "gradio"))
@@ -28,7 +27,7 @@ def tab(model: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterato
     _, url, _ = blocks.launch(server_name=HOST, prevent_thread_lock=True, quiet=True)
     failed: list[object] = []
     try:
-        with playwright.sync_playwright() as started:
+        with sync_playwright() as started:
             browser = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
             tab = browser.new_page(viewport={"width": 1280, "height": 1000})
             tab.set_default_timeout(60_000)
@@ -41,8 +40,7 @@ def tab(model: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterato
     assert not failed
 
 
-def test_a_person_traces_edits_asks_and_undoes(tab: Any, tmp_path: Path) -> None:
-    expect = playwright.expect
+def test_a_person_traces_edits_asks_and_undoes(tab: Page, tmp_path: Path) -> None:
     expect.set_options(timeout=60_000)
     fields = {
         "Subject": FACT["subject"],
