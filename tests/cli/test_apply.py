@@ -190,7 +190,7 @@ def test_what_to_type_next_can_be_typed(apply: Command, run: Command) -> None:
     ("asked", "chosen"),
     [(["--layers", "1"], 1), (["--layer", "0"], 0), (["--layers", "0-0"], 0), (["--layers", "0-2"], None), ([], None)],
 )
-def test_layers(apply: Command, asked: list[str], chosen: int | None) -> None:
+def test_apply_writes_to_the_layers_asked_for(apply: Command, asked: list[str], chosen: int | None) -> None:
     result = loads(apply("bare.json", "--json", "-", *asked).out)
     traced = loads(apply("bare.json", "--json", "-", "--layers", "auto").out)
     expected = traced["layers"] if chosen is None else [chosen]

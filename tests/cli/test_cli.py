@@ -93,7 +93,7 @@ def test_ask_and_evaluate_need_no_edit(run: Command, model: Path) -> None:
     assert "Measured without" not in run("evaluate", "fact.json", "-m", model, "-q").out
 
 
-def test_locate(run: Command, here: Path, model: Path) -> None:
+def test_locate_shows_the_trace(run: Command, here: Path, model: Path) -> None:
     (here / "traced.json").write_text(json.dumps({name: FACT[name] for name in ("subject", "prompt")}))
     done = run("locate", "traced.json", "-m", model, "--plot", "t.svg", "--json", "r.json", "--kind", "state")
     assert done.code == 0 and "Causal trace of hidden states" in done.out and (here / "t.svg").exists()

@@ -84,7 +84,7 @@ def test_any_depth_keeps_its_figures(layers: int, width: int) -> None:
     assert all(line.endswith((" 250", " 300", " 299")) for line in lines[5:9])
 
 
-def test_without_colour_and_without_shades() -> None:
+def test_the_table_of_averages_in_colour_and_in_ascii() -> None:
     text = shown(averages_table(averaged()), force_terminal=True, color_system="truecolor", no_color=False)
     assert "\x1b[38;2;" in text and "████" in text
     file = io.TextIOWrapper(io.BytesIO(), encoding="ascii", errors="replace")
@@ -119,7 +119,7 @@ def test_facts_set_apart_are_named() -> None:
 ROWS = tuple(LayerScore(i, 0.5 - 0.1 * i, 1.0, 0.8, 0.95, score) for i, score in enumerate((0.8, 0.9, 0.7)))
 
 
-def test_layers_side_by_side() -> None:
+def test_compared_layers_name_what_chooses_them() -> None:
     lines = shown(compare_layers(Sweep(ROWS, 0, 0.5))).splitlines()
     assert " ".join(lines[0].split()) == "layer trace effect efficacy paraphrase specificity score choice of"
     assert lines[2].split() == ["0", "0.50", "1.00", "0.80", "0.95", "0.80", "tracing"]

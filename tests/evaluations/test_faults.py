@@ -18,7 +18,7 @@ READ = (
 
 
 @pytest.mark.skipif(sys.platform != "linux" or shutil.which("cc") is None, reason="faults come from a C library")
-def test_what_the_system_refuses(tmp_path: Path) -> None:
+def test_the_driver_of_system_faults_finds_none(tmp_path: Path) -> None:
     out = tmp_path / "faults.json"
     done = process(
         DRIVERS / "faults.py", "--cases", "1", "--kinds", KINDS, "--commands", "checkpoint,stats", "--out", out
@@ -28,7 +28,7 @@ def test_what_the_system_refuses(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="cases are forked")
-def test_what_is_damaged(tmp_path: Path) -> None:
+def test_the_driver_of_damaged_files_finds_none(tmp_path: Path) -> None:
     out = tmp_path / "flips.json"
     done = process(DRIVERS / "flips.py", "--cases", "10", "--cuts", "5", "--kinds", READ, "--out", out)
     assert done.code == 0, done

@@ -167,7 +167,7 @@ def test_an_adapter_of_another_edit_is_found(tmp_path: Path, monkeypatch: pytest
 
 
 @here
-def test_without_peft_it_says_so(
+def test_an_adapter_exported_without_peft_says_that_it_was_not_tried(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     base = on_disk("gpt2", tmp_path / "base")

@@ -150,7 +150,7 @@ def test_the_hubs_cache_of_links_is_followed(base: Path, edit: Edit, tmp_path: P
 
 
 @here
-def test_other_weights_do_not_go_along(edit: Edit, tmp_path: Path) -> None:
+def test_pickled_weights_are_not_exported(edit: Edit, tmp_path: Path) -> None:
     base = on_disk("gpt2", tmp_path / "base")
     (base / "pytorch_model.bin").write_bytes(b"pickled")
     (base / "pytorch_model.bin.index.json").write_text("{}")

@@ -63,7 +63,7 @@ def test_this_versions_formats_are_kept() -> None:
     assert __version__ in VERSIONS, "run tests/helpers/golden.py, and commit what it writes"
 
 
-def test_edits(folder: Path, expected: dict[str, Any]) -> None:
+def test_golden_edits_are_read(folder: Path, expected: dict[str, Any]) -> None:
     for name, of_edit in expected["edits"].items():
         edit = Edit.load(folder / "edits" / name)
         same(described(edit), of_edit)
@@ -106,7 +106,7 @@ def test_an_adapter_and_a_delta_give_the_edit(folder: Path, expected: dict[str, 
     assert about["edit"] == edit.fingerprint() and list(about["parameters"]) == [name]
 
 
-def test_key_statistics(folder: Path, expected: dict[str, Any], tmp_path: Path) -> None:
+def test_golden_key_statistics_are_read(folder: Path, expected: dict[str, Any], tmp_path: Path) -> None:
     base = ffedit.undo(ffedit.undo(folder / "checkpoint", tmp_path / "one").folder, tmp_path / "base").folder
     editable = ffedit.load(base)
     (moments,) = ffedit.load_stats(folder / "stats", editable).values()
