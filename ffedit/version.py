@@ -1,3 +1,48 @@
-"""The version of ffedit, in one place: read by the build, the manifests and `ffedit --version`."""
+"""The version of ffedit, and the names of its API that this version changed.
+
+An old name works for one release and warns with the new one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import ParamSpec, TypeVar
+from warnings import warn
 
 __version__ = "0.1.0"
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+# Names of the package `ffedit` that this version changed, old to new.
+RENAMED = {
+    "Choice": "LayerChoice",
+    "Slot": "MemoryIndex",
+    "recovered": "edit_from_diff",
+    "stats": "collect_stats",
+}
+
+
+def warn_renamed(old: str, new: str) -> None:
+    """Warn the caller of the caller that `old` is now called `new`."""
+    warn(f"{old} is now called {new}; the old name goes with the next release", DeprecationWarning, stacklevel=3)
+
+
+def renamed_options(**new_names: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Make a function accept options by their old names as well: `@renamed_options(after="preserve")`."""
+
+    def wrap(function: Callable[P, R]) -> Callable[P, R]:
+        @wraps(function)
+        def call(*args: P.args, **options: P.kwargs) -> R:
+            for old in new_names.keys() & options.keys():
+                new = new_names[old]
+                warn_renamed(f"{function.__name__}({old}=…)", f"{new}=…")
+                if new in options:
+                    raise TypeError(f"{function.__name__} got both {new} and its old name {old}")
+                options[new] = options.pop(old)
+            return function(*args, **options)
+
+        return call
+
+    return wrap

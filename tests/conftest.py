@@ -72,6 +72,16 @@ def few_names(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(name_keys, "names", lambda: names()[::40])
 
 
+@pytest.fixture(scope="session", autouse=True)
+def little_text() -> Iterator[None]:
+    """Collect default statistics on an eighth of their tokens; sampling the others takes most of a test's time."""
+    from ffedit.inference import corpus
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(corpus, "FEWEST", corpus.FEWEST // 8)
+        yield
+
+
 @pytest.fixture
 def warm_cache(shared_cache: Path, cache_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Let a test find what others collected: half a minute for the default statistics of an embedded model.

@@ -78,7 +78,7 @@ def steps(editable: ffedit.Editable, layer: int) -> Iterator[tuple[str, Callable
         return {"effects": torch.as_tensor(trace.effects)}
 
     def collect() -> dict[str, Tensor]:
-        stats.update(ffedit.stats(editable, layer, ffedit.Corpus(tokens=TOKENS, seed=SEED)))
+        stats.update(ffedit.collect_stats(editable, layer, corpus=ffedit.Corpus(tokens=TOKENS, seed=SEED)))
         return {}
 
     def write() -> dict[str, Tensor]:

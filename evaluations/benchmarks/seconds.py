@@ -86,7 +86,7 @@ def main(model: str, data: Path, count: int, rounds: int, published: int, out: P
         print(f"left in the cache: {found['cache'] / 1e9:.2f} GB", flush=True)
         editable = ffedit.load(model)
         layer = auto_layer(editable).layer
-        stats = ffedit.stats(editable, layers=[layer])
+        stats = ffedit.collect_stats(editable, layers=[layer])
         facts = list({fact.subject: fact for fact in ffedit.read_facts(data)}.values())[: count + 1]
         ffedit.edit(editable, facts[-1:], layers=[layer], stats=stats)  # fills what is filled once
         for some in (facts[:1], facts[:count]) if count else (facts[:1],):

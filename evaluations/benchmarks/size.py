@@ -57,12 +57,12 @@ def steps(folder: Path, traced: str, layer: int, tokens: int) -> Iterator[tuple[
 
     def collect() -> str:
         nonlocal stats
-        stats = ffedit.stats(model, [layer], ffedit.Corpus(tokens=tokens))
+        stats = ffedit.collect_stats(model, [layer], corpus=ffedit.Corpus(tokens=tokens))
         return f"layer {layer}, {tokens:,} tokens that the model samples first"
 
     def write() -> str:
         nonlocal edit
-        edit = ffedit.edit(model, [FACT], "memit", [layer], CONFIG, stats)
+        edit = ffedit.edit(model, [FACT], "memit", layers=[layer], config=CONFIG, stats=stats)
         stats.clear()
         return f"memit, layer {layer}, {CONFIG.contexts} contexts, {CONFIG.steps} steps"
 

@@ -220,7 +220,7 @@ def _cache_kinds(inputs: Path, work: Path) -> Iterator[Kind]:
     os.environ["FFEDIT_CACHE"] = str(cache)
     editable = ffedit.load(inputs / "base")
     fact, corpus = json.loads((inputs / "fact.json").read_text()), ffedit.Corpus(str(inputs / "corpus.txt"))
-    ffedit.stats(editable, [1], corpus)
+    ffedit.collect_stats(editable, [1], corpus=corpus)
     own_text(editable, 2, 8, 0)
     trace = ffedit.locate(editable, ffedit.Fact(fact["subject"], fact["prompt"], fact["target"]))
     Journal(cache / "traces" / "t.jsonl", {"run": 0}).add({"fact": "a", "trace": trace.to_dict()}, {"fact": "b"})

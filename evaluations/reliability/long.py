@@ -57,7 +57,7 @@ def main(cases: int, seed: int, out: Path | None) -> None:
     with tempfile.TemporaryDirectory(prefix="ffedit-long-") as place:
         os.environ["FFEDIT_CACHE"] = str(Path(place) / "cache")
         models = [opened(family, Path(place)) for family in FAMILIES]
-        stats = [ffedit.stats(editable, [LAYER], CORPUS) for editable in models]
+        stats = [ffedit.collect_stats(editable, [LAYER], corpus=CORPUS) for editable in models]
         before = [zoo.snapshot(editable) for editable in models]
         started = time.perf_counter()
         for i in range(cases):
@@ -97,7 +97,7 @@ def one_edit(editable: Editable, stats: object, number: int, place: Path, export
     others = [other for other in ("Paris", "Rome", "Berlin", "Madrid", "Egypt") if other != zoo.KNOWN[number % 8][1]]
     fact = Fact(subject, template, others[number // 48 % len(others)])
     method = ("rome", "memit")[number // 7 % 2]
-    edit = ffedit.edit(editable, [fact], method, [LAYER], quick(**BARE, steps=2), stats)
+    edit = ffedit.edit(editable, [fact], method, layers=[LAYER], config=quick(**BARE, steps=2), stats=stats)
     edit.save(place / "edit", force=True)
     edit = Edit.load(place / "edit")
     edit.apply_(editable)

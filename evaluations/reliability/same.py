@@ -122,10 +122,10 @@ def edited(
     editable = ffedit.load(model)
     facts = [fact for fact in ffedit.read_facts(DATA / f"{model}-counterfact.json") if fact.previous][:count]
     config = ffedit.EditConfig(seed=seed)
-    stats = ffedit.stats(editable, [layer], ffedit.Corpus(None, tokens))
+    stats = ffedit.collect_stats(editable, [layer], corpus=ffedit.Corpus(None, tokens))
     bits, scores = [], []
     for fact in facts:
-        edit = ffedit.edit(editable, [fact], method, [layer], config, stats)
+        edit = ffedit.edit(editable, [fact], method, layers=[layer], config=config, stats=stats)
         report = ffedit.evaluate(editable, [fact], edit)
         # The fingerprint is of every number of the edit.
         bits.append(edit.fingerprint())

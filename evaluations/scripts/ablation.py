@@ -128,7 +128,7 @@ def run(
         for variant in names or tuple(added) or tuple(variants):
             config = config_of(variants[variant])
             layers = spread_below(at, variants[variant].get("spread", 1))
-            stats = ffedit.stats(editable, layers)
+            stats = ffedit.collect_stats(editable, layers)
             settings = {"variant": variant, "model": name, "dtype": dtype or model.dtype, "layer": at}
             settings |= {**variants[variant], "config": config.to_dict()}
             journal = Journal(place_of(out, name, variant), settings)
@@ -152,7 +152,9 @@ def edit_one(
     spent: dict[str, float] = {}
     with timed(spent):
         try:
-            updates = ffedit.edit(examiner.editable, [fact], method, layers, held_out(config, [fact]), stats).updates
+            updates = ffedit.edit(
+                examiner.editable, [fact], method, layers=layers, config=held_out(config, [fact]), stats=stats
+            ).updates
         except ffedit.EditError:
             updates = {}
     ((before, after, says),) = examiner.scores([fact], updates)

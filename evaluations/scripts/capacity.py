@@ -106,7 +106,7 @@ def main(run: Path, counts: str, out: Path | None, plot: Path | None) -> None:
     values = ffedit.Edit.load(folder)
     (layer,) = values.layers
     editable = ffedit.load(name)
-    stats = ffedit.stats(editable, layer, ffedit.Corpus(tokens=about["statistics"][str(layer)]["count"]))
+    stats = ffedit.collect_stats(editable, layer, corpus=ffedit.Corpus(tokens=about["statistics"][str(layer)]["count"]))
     watched = [fact for group in by_subject(values.facts) for fact in group][:WATCHED]
     evaluation, collateral = Evaluation(editable, watched), Collateral(editable)
     rows = [{"method": "before", "facts": 0, **scores_of(evaluation.before), **collateral.measure()}]

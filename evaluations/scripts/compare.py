@@ -118,7 +118,7 @@ def main(
     where = where or sorted({address.layer for address in first.updates})
     at = where[-1] if chosen is None else chosen[0]
     with timed(spent := {}):
-        stats = ffedit.stats(editable, sorted({*where, at}), text)
+        stats = ffedit.collect_stats(editable, sorted({*where, at}), corpus=text)
         C = {address.layer: moments.C for address, moments in stats.items()}[at]
     once["key statistics, where they were not there"] = spent["seconds"]
     with timed(spent := {}):

@@ -57,7 +57,7 @@ def main(
         started = time.perf_counter()
         chosen = ffedit.locate(editable, fact, seed=config.seed).layer if layer == "auto" else int(layer)
         traced = time.perf_counter()
-        edit = ffedit.edit(editable, [fact], method, [chosen], config, stats)
+        edit = ffedit.edit(editable, [fact], method, layers=[chosen], config=config, stats=stats)
         edited = time.perf_counter()
         measured = ffedit.evaluate(editable, [fact], edit)
         seconds = {"locate": traced - started, "edit": edited - traced, "evaluate": time.perf_counter() - edited}

@@ -94,7 +94,7 @@ def run(
         model = replace(model, layers=layers or model.layers, limit=limit or model.limit)
         editable = ffedit.load(models / "gguf" / f"{name}.gguf")
         about = {"model": name, "layers": model.layers, "samples": SAMPLES, "config": config.to_dict()}
-        journal, stats = Journal(out / f"{name}.jsonl", about), ffedit.stats(editable, model.layers)
+        journal, stats = Journal(out / f"{name}.jsonl", about), ffedit.collect_stats(editable, model.layers)
         facts = in_turn(facts_in(DATA_FOLDER / model.facts, "development", probed=True))[: model.limit]
         for fact in facts[share[0] :: share[1]]:
             done = [line for line in journal.lines if line["fact"] == name_of(fact)]
@@ -114,7 +114,7 @@ def edit_at_sites(
     """Edit one fact at each site that is not done yet, and write a line for it."""
     done = {(line["layer"], line["token"]) for line in journal.lines if line["fact"] == name_of(fact)}
     trace = ffedit.locate(editable, fact, layers=layers, tokens="subject_and_last", samples=SAMPLES)
-    mapped = ffedit.site_map(editable, replace(fact, neighbors=()), layers, config, stats)
+    mapped = ffedit.site_map(editable, replace(fact, neighbors=()), layers=layers, config=config, stats=stats)
     own = trace.effects[:, slice(*trace.subject)]
     peak = int(np.nanargmax(np.nanmax(own, 0))) - own.shape[1]  # from −1 at the subject's end
     # A token that an edit cannot name is not measured.
@@ -130,7 +130,9 @@ def edit_at_sites(
         spent: dict[str, float] = {}
         with timed(spent):
             try:
-                updates = ffedit.edit(editable, [fact], "memit", [layer], held_out(numbers, [fact]), stats).updates
+                updates = ffedit.edit(
+                    editable, [fact], "memit", layers=[layer], config=held_out(numbers, [fact]), stats=stats
+                ).updates
             except ffedit.EditError:
                 updates = {}  # counts as an edit that changes nothing
         ((before, after, says),) = examiner.scores([fact], updates)

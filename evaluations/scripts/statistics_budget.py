@@ -31,18 +31,18 @@ def main(model: str, budgets: tuple[int, ...], limit: int, out: Path) -> None:
     editable = ffedit.load(model)
     facts = [group[0] for group in by_subject(facts_of("tuning"))][:limit]
     layer = ffedit.locate_all(editable, facts).layer
-    values = [ffedit.edit(editable, [fact], "memit", [layer]) for fact in facts]
+    values = [ffedit.edit(editable, [fact], "memit", layers=[layer]) for fact in facts]
     report = {"model": model, "layer": layer, "facts": len(facts), "versions": versions(), "budgets": []}
     rows = []
     for tokens in budgets:
         started = time.perf_counter()
-        stats = ffedit.stats(editable, [layer], corpus=ffedit.Corpus(tokens=tokens))
+        stats = ffedit.collect_stats(editable, [layer], corpus=ffedit.Corpus(tokens=tokens))
         (moments,) = stats.values()
         alone = []
         for fact, value in zip(facts, values, strict=True):
-            edit = ffedit.combine(editable, [value], "memit", stats)
+            edit = ffedit.combine(editable, [value], "memit", stats=stats)
             alone.append(ffedit.evaluate(editable, [fact], edit).after)
-        batch = ffedit.evaluate(editable, facts, ffedit.combine(editable, values, "memit", stats)).after
+        batch = ffedit.evaluate(editable, facts, ffedit.combine(editable, values, "memit", stats=stats)).after
         single = mean_scores(scores for scores in alone if scores)
         assert batch
         report["budgets"].append(

@@ -41,7 +41,7 @@ def main(model: str, data: Path, layer: str, method: str, settings: tuple[str, .
         started = time.perf_counter()
         traces = ffedit.locate_all(editable, [fact], seed=config.seed)
         chosen = traces.layer if layer == "auto" else int(layer)
-        edit = ffedit.edit(editable, [fact], method, [chosen], config, stats)
+        edit = ffedit.edit(editable, [fact], method, layers=[chosen], config=config, stats=stats)
         measured = ffedit.evaluate(editable, [fact], edit)
         assert measured.after is not None and measured.facts_after is not None
         cases.append(

@@ -48,7 +48,7 @@ def digests(name: str) -> dict[str, str]:
     """Digests of everything that is computed on one model, by what it is."""
     editable, layer = ffedit.load(name), LAYER[name]
     facts = [fact for fact in ffedit.read_facts(MODELS[name]) if fact.previous][:TOGETHER]
-    stats = ffedit.stats(editable, [layer], ffedit.Corpus(None, TOKENS))
+    stats = ffedit.collect_stats(editable, [layer], corpus=ffedit.Corpus(None, TOKENS))
     found = {}
     for i, fact in enumerate(facts[:SINGLE]):
         edit = ffedit.edit(editable, [fact], layers=[layer], stats=stats)

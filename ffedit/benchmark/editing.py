@@ -114,7 +114,14 @@ def edit_chunk(task: Task, chunk: int, facts: Sequence[Fact], method: str, failu
     def edited(method: str) -> Edit:
         started, layers = time.perf_counter(), task.layers_of(method)
         edit = ffedit.edit(
-            task.editable, facts, method, layers, config, task.stats, progress=task.progress, process_group=group
+            task.editable,
+            facts,
+            method,
+            layers=layers,
+            config=config,
+            stats=task.stats,
+            progress=task.progress,
+            process_group=group,
         )
         return timed(edit, 0.0, started)
 
@@ -134,7 +141,7 @@ def edit_chunk(task: Task, chunk: int, facts: Sequence[Fact], method: str, failu
             raise
         started, edit = time.perf_counter(), values
         if method != "memit":
-            edit = group.in_all(lambda: combine(task.editable, [values], method, task.stats, config))
+            edit = group.in_all(lambda: combine(task.editable, [values], method, stats=task.stats, config=config))
         return timed(edit, sum(values.provenance["seconds"].values()), started)
 
     return solved() if task.mode.name == "single" else saved(task.folder / EDITS / method / name, solved, group)
@@ -253,8 +260,19 @@ class MethodSequence:
         """
         task, method, group = self._task, self._method, self._task.process_group
         facts, layers = [task.facts[i] for i in self._chunks[chunk]], task.layers_of(method)
-        config, stats, after = task.configs[method], task.stats, applied_edits(task.editable)
-        make = partial(ffedit.edit, task.editable, facts, method, layers, config, stats, after, task.progress, group)
+        config, stats, preserve = task.configs[method], task.stats, applied_edits(task.editable)
+        make = partial(
+            ffedit.edit,
+            task.editable,
+            facts,
+            method,
+            layers=layers,
+            config=config,
+            stats=stats,
+            preserve=preserve,
+            progress=task.progress,
+            process_group=group,
+        )
         preserves, started = METHODS[method].preserves, time.perf_counter()
         edit = saved(self._folder / f"{chunk:05d}", make, group) if preserves else make()
         seconds = time.perf_counter() - started

@@ -19,7 +19,7 @@ from ffedit.algebra.bootstrap import Interval
 from ffedit.benchmark.folder import UNEDITED, WHOLE, Journal, Line
 from ffedit.benchmark.task import unpack
 from ffedit.errors import EditError
-from ffedit.evaluator import METRICS, NAMES, FactScores, LeftOut, Scores, left_out, mean_scores
+from ffedit.evaluator import METRICS, FactScores, LeftOut, Scores, headline_scores, left_out, mean_scores
 from ffedit.evaluator.intervals import changes, interval, intervals
 from ffedit.evaluator.scores import columns, mean_kinds, subjects
 from ffedit.facts.fact import Fact, show
@@ -113,7 +113,7 @@ class BenchReport(Displayed):
     def __repr__(self) -> str:
         lines = [f"BenchReport on {counted(self.before.facts, 'fact')}, {self.run['mode']}"]
         for name, method in self.methods.items():
-            scores = {score: getattr(method.last.scores, score) for score in NAMES}
+            scores = {score: getattr(method.last.scores, score) for score in headline_scores()}
             lines.append(f"{name}: " + ", ".join(f"{n} {v:.2f}" for n, v in scores.items() if v is not None))
         return "\n  ".join(lines)
 

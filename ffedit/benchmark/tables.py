@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from ffedit.algebra.bootstrap import Interval
 from ffedit.benchmark.report import BenchReport, Change, Row
-from ffedit.evaluator import METRICS, NAMES
+from ffedit.evaluator import METRICS, headline_scores
 from ffedit.facts.text import plain
 
 # Scores of the first table; all others go into the second.
@@ -96,7 +96,10 @@ def headline(report: BenchReport) -> list[list[str]]:
     """Return the cells of a small table for a terminal: a row of titles, then one for each headline score."""
     rows = [report.before, *(method.last for method in report.methods.values())]
     titles = ["score", *(row.name for row in rows)]
-    return [titles, *([n, *(number(getattr(row.scores, n)) for row in rows)] for n in _measured(rows, NAMES))]
+    return [
+        titles,
+        *([n, *(number(getattr(row.scores, n)) for row in rows)] for n in _measured(rows, headline_scores())),
+    ]
 
 
 def number(value: float | None) -> str:

@@ -152,9 +152,17 @@ class Application:
         return (choices[0] if choices else None), layer
 
     def _write(self, layer: int, progress: Progress) -> Edit:
-        after, layers = applied_edits(self.editable), spread_below(layer, self.spread)
+        preserve, layers = applied_edits(self.editable), spread_below(layer, self.spread)
         edit = ffedit.edit(
-            self.editable, self.facts, self.method, layers, self.config, self.stats, after, progress, self.group
+            self.editable,
+            self.facts,
+            self.method,
+            layers=layers,
+            config=self.config,
+            stats=self.stats,
+            preserve=preserve,
+            progress=progress,
+            process_group=self.group,
         )
         self.ends["edit"] = perf_counter()
         return edit
@@ -163,7 +171,9 @@ class Application:
         """Score the edit as it will be packed."""
         measured = self.destinations.to_measure(self.editable, edit)
         full = any(METRICS[requirement.name].full for requirement in self.require)
-        report = ffedit.evaluate(self.editable, self.facts, measured, progress, full=full, process_group=self.group)
+        report = ffedit.evaluate(
+            self.editable, self.facts, measured, progress=progress, full=full, process_group=self.group
+        )
         self.ends["evaluate"] = perf_counter()
         return measured, report
 

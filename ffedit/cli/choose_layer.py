@@ -39,7 +39,7 @@ def choose_layer(
     editable = load_model()
     tried = None if layers == "auto" else options.parse_layers(layers, len(editable.layers), ("auto",))
     with surface.progress() as progress:
-        choice = ffedit.choose_layer(editable, method, facts, tried, progress=progress)
+        choice = ffedit.choose_layer(editable, method=method, facts=facts, layers=tried, progress=progress)
     surface.show(trial_edits(choice))
     left_out = [] if sifted is None else [records.to_dict() for records in sifted.by_kind]
     surface.write_json({"model": editable.name, **choice.to_dict(), "left_out": left_out})

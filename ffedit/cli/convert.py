@@ -22,6 +22,6 @@ def convert(folder: Path, out: Path, base: str | None, revision: str | None, for
     """Make a checkpoint that can be edited: merge the adapter in FOLDER into its base, or unpack pickled weights."""
     check_free(out, force)
     surface.announce(f"writing {out}")
-    ffedit.convert(folder, out, base, force, revision)
+    ffedit.convert(folder, out, base=base, force=force, revision=revision)
     surface.show(f"{out} is a whole checkpoint in safetensors.")
     surface.write_json({"folder": str(out)})

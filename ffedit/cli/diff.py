@@ -27,10 +27,10 @@ def diff(base: str, edited: str, rank: int | None, out: Path | None, force: bool
     from ffedit.display.terminal.diff import diff_view
 
     with surface.progress() as progress:
-        difference = ffedit.diff(base, edited, rank, progress)
+        difference = ffedit.diff(base, edited, rank=rank, progress=progress)
     surface.show(diff_view(difference))
     if out is not None:
-        edit = ffedit.recovered(ffedit.load(base), difference)
-        edit.save(out, force)
+        edit = ffedit.edit_from_diff(ffedit.load(base), difference)
+        edit.save(out, force=force)
         surface.show(f"Saved an edit of rank {edit.rank} in {out}.")
     surface.write_json(difference.to_dict())

@@ -58,12 +58,14 @@ def evaluate(
         surface.show(UNLIKE)
     other = load_model(other=edited) if edited is not None else None
     with surface.progress() as progress:
-        report = ffedit.evaluate(editable, facts, edit, progress, other, text, full=True, process_group=group)
+        report = ffedit.evaluate(
+            editable, facts, edit, progress=progress, edited=other, text=text, full=True, process_group=group
+        )
     group.disband()
     explanation = None
     if explain and edit is not None and group.first:
         with surface.progress() as progress:
-            explanation = ffedit.explain(editable, facts, edit, progress)
+            explanation = ffedit.explain(editable, facts, edit, progress=progress)
     why = None if explanation is None else explanation_view(explanation)
     surface.show(all_scores(report), what_it_says(report), why, verdict_view(report, edit, editable))
     evaluated = result.evaluated(editable, report, left_out, explanation)

@@ -71,10 +71,10 @@ def memory(
     """Show memory I of layer L (L.E.I in expert E): the tokens of its value, and the texts that activate its key."""
     from ffedit.display.terminal.memories import memory_view
 
-    slot = ffedit.Slot.parse(name)
+    slot = ffedit.MemoryIndex.parse(name)
     stack = load_stack()
     with surface.progress() as progress:
-        view = ffedit.inspect_memory(stack, slot, corpus, top, progress)
+        view = ffedit.inspect_memory(stack, slot, corpus=corpus, top=top, progress=progress)
     _show(surface, html, view, memory_view(view))
 
 
@@ -110,9 +110,9 @@ def prompt(
     scalings = parse_scalings(turns)
     edit = ffedit.Edit.load(edit_from) if edit_from is not None else None
     editable = load_model(edit)
-    before = ffedit.inspect_prompt(editable, text, scalings, top=top) if edit is not None else None
+    before = ffedit.inspect_prompt(editable, text, scaled=scalings, top=top) if edit is not None else None
     with edit.applied(editable) if edit is not None else nullcontext(), surface.progress() as progress:
-        view = ffedit.inspect_prompt(editable, text, scalings, promote, top, progress)
+        view = ffedit.inspect_prompt(editable, text, scaled=scalings, promoted=promote, top=top, progress=progress)
     surface.show(compared(before, view) if before is not None else None)
     _show(surface, html, view, prompt_view(view), before)
 
@@ -138,7 +138,7 @@ def edit(
     edit = ffedit.Edit.load(edit_from)
     editable = load_model(edit)
     with surface.progress() as progress:
-        view = ffedit.inspect_edit(editable, edit, corpus, top, progress)
+        view = ffedit.inspect_edit(editable, edit, corpus=corpus, top=top, progress=progress)
     _show(surface, html, view, edited_view(view))
 
 

@@ -147,7 +147,9 @@ def locate(
             traced = choosing if of_feed_forward else ffedit.locate_all(editable, facts, seed=seed, progress=progress)
             swept = by_sweep(editable, facts, traced, method, config, progress=progress)
         if leak:
-            mapped = ffedit.site_map(editable, facts[0], settings.get("layers"), config, progress=progress)
+            mapped = ffedit.site_map(
+                editable, facts[0], layers=settings.get("layers"), config=config, progress=progress
+            )
         routes = subject_routes(editable, facts, seed)
     layer, peak = choosing.layer, subject_peak(choosing)
     # Where the subject's last token tells no layer, the one is marked at which another brings back most.

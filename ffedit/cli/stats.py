@@ -71,13 +71,15 @@ def stats(
         editable = load_model()
         chosen, why = _layers(editable, layers)
         with surface.progress() as progress:
-            collected = ffedit.stats(editable, chosen, corpus, tolerance, progress, group)
+            collected = ffedit.collect_stats(
+                editable, chosen, corpus=corpus, tolerance=tolerance, progress=progress, process_group=group
+            )
         short = shortage(collected, corpus, tolerance)
     group.disband()
     if not group.first:
         return
     if out is not None:
-        ffedit.save_stats(collected, out, force)
+        ffedit.save_stats(collected, out, force=force)
     surface.show(moments_table(collected, why, out), short)
     names = [field.name for field in fields(ffedit.KeyMoments) if field.init and field.name not in ("sum", "probes")]
     rows = [{name: getattr(moments, name) for name in names} for moments in collected.values()]

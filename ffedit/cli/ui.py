@@ -84,10 +84,10 @@ class Session:
         editable, facts, ends = self.editable, [fact_of(*fields)], {"start": perf_counter()}
         choice = choose.find_layer(editable, facts, "auto", range(len(editable.layers)), progress=progress)
         ends["locate"] = perf_counter()
-        after = applied_edits(editable)
-        edit = ffedit.edit(editable, facts, layers=[choice.layer], after=after, progress=progress)
+        preserve = applied_edits(editable)
+        edit = ffedit.edit(editable, facts, layers=[choice.layer], preserve=preserve, progress=progress)
         ends["edit"] = perf_counter()
-        report = ffedit.evaluate(editable, facts, edit, progress)
+        report = ffedit.evaluate(editable, facts, edit, progress=progress)
         ends["evaluate"] = perf_counter()
         edit = edit.scored(report)
         path = Path(self._folder.name) / f"{edit.fingerprint()}.html"

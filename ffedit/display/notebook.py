@@ -35,7 +35,7 @@ from ffedit.exporter import Exported
 from ffedit.exporter.diff import Diff
 from ffedit.facts.fact import Fact
 from ffedit.inspector import EditView, MemoryView, PromptView
-from ffedit.layer_choice.calibrate import Choice
+from ffedit.layer_choice.calibrate import LayerChoice
 from ffedit.layer_choice.site_map import SiteMap
 from ffedit.locator import Trace, TraceSet
 from ffedit.model.editable import Editable, Stack
@@ -100,7 +100,7 @@ def _report(report: Report) -> RenderableType:
 
 VIEWS: Mapping[type, Callable[[Any], RenderableType]] = {
     BenchReport: lambda report: headline_table(headline(report)),
-    Choice: trial_edits,
+    LayerChoice: trial_edits,
     Diff: diff_view,
     Edit: edit_view,
     EditView: edited_view,

@@ -51,13 +51,13 @@ def in_reach(editable: Editable, facts: Sequence[Fact], method: Method, layers: 
     )
 
 
-def check_after(editable: Editable, after: Sequence[Edit]) -> None:
+def check_preserved(editable: Editable, preserve: Sequence[Edit]) -> None:
     """Refuse earlier edits of another model, and those that are not in its weights.
 
     What the keys of preserved edits give is read from the weights, so an edit that is not there would be kept as if it
     were. The keys of an edit that was computed on the weights as they are, and is not in them, may be kept nonetheless.
     """
-    for edit in after:
+    for edit in preserve:
         for at, delta in edit.updates.items():
             shape = list(editable.memories[at].shape) if at in editable.memories else "none"
             if shape != list(delta.shape):
@@ -65,7 +65,7 @@ def check_after(editable: Editable, after: Sequence[Edit]) -> None:
                     f"the earlier edit {edit.fingerprint()} changes a value matrix {list(delta.shape)} in layer {at}, "
                     f"where {editable.name} has {shape}; leave it out, or load the model that it was made for"
                 )
-    unknown = {name: edit for edit in after if (name := edit.fingerprint()) not in editable.history.known}
+    unknown = {name: edit for edit in preserve if (name := edit.fingerprint()) not in editable.history.known}
     current = fingerprint(editable) if unknown else ""
     for name, edit in unknown.items():
         if edit.base != current:

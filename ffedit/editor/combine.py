@@ -26,6 +26,7 @@ from ffedit.editor.job import Job
 from ffedit.editor.key import PromptSet, build_prompts, read_keys, without_sinks
 from ffedit.editor.methods import METHODS, config_from_dict, preset
 from ffedit.editor.name_keys import name_moments
+from ffedit.editor.names import MethodName
 from ffedit.editor.protect import protected_texts
 from ffedit.editor.provenance import Record
 from ffedit.editor.solve import store
@@ -43,7 +44,8 @@ from ffedit.progress import Progress, silent
 def combine(
     editable: Editable,
     edits: Iterable[Edit],
-    method: str = "memit",
+    method: MethodName | str = "memit",
+    *,
     stats: Corpus | Mapping[Address, KeyMoments] | None = None,
     config: EditConfig | None = None,
     progress: Progress = silent,

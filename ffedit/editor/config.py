@@ -83,7 +83,7 @@ class KeyConfig:
 
     def __post_init__(self) -> None:
         check_numbers("key", self, weights=("context_weight", "mention_share", "names_weight"))
-        EditError.unless(self.without_names, tuple, "key.without_names: names were expected")
+        EditError.require(self.without_names, tuple, "key.without_names: names were expected")
         object.__setattr__(self, "protect", as_protected("key.protect", self.protect))
         if self.mention_share > 1:
             raise EditError(f"key.mention_share is {self.mention_share}; at most 1 was expected")
@@ -146,7 +146,7 @@ class EditConfig:
 
     def __post_init__(self) -> None:
         for name, kind in (("prompts", PromptConfig), ("key", KeyConfig), ("value", ValueConfig)):
-            EditError.unless(getattr(self, name), kind, f"{name} was expected to be a {kind.__name__}")
+            EditError.require(getattr(self, name), kind, f"{name} was expected to be a {kind.__name__}")
 
     def of(self, method: str, kind: type[Numbers]) -> Numbers:
         """Return the numbers of a method: those in `methods`, or the defaults of `kind`."""

@@ -238,7 +238,7 @@ class Edit(Described, Displayed):
         refuse_shared([fact for edit in history.edits.values() for fact in edit.facts], self.facts)
         return current
 
-    def save(self, path: str | Path, force: bool = False) -> None:
+    def save(self, path: str | Path, *, force: bool = False) -> None:
         """Write a folder, whole or not at all; EditError where it exists (without `force`) or cannot be written."""
         with together() as placing:
             self.save_with(placing, path, force)
@@ -303,7 +303,7 @@ def as_edits(edits: Edit | Iterable[Edit]) -> list[Edit]:
 
 def check_edit(edit: object) -> None:
     """Refuse what is not an edit, such as its path; EditError."""
-    EditError.unless(edit, Edit, "an edit was expected; ffedit.edit computes one, ffedit.Edit.load reads one")
+    EditError.require(edit, Edit, "an edit was expected; ffedit.edit computes one, ffedit.Edit.load reads one")
 
 
 def applied_edits(editable: Editable) -> tuple[Edit, ...]:

@@ -9,7 +9,7 @@ from functools import cached_property
 from torch import Tensor
 
 from ffedit.algebra.key_moments import KeyMoments
-from ffedit.algebra.linalg import Metric, Moment
+from ffedit.algebra.linalg import Metric, Moment, blocks_of
 from ffedit.algebra.updates import moment
 from ffedit.editor.config import EditConfig
 from ffedit.editor.edit import Edit
@@ -33,7 +33,7 @@ class Job:
     ff_layers: Sequence[FeedForward]  # the memories of each layer to write to, in ascending order
     config: EditConfig  # all numbers
     stats: Mapping[Address, KeyMoments]  # second moments of the keys of these layers, for methods that use them
-    after: Sequence[Edit] = ()  # earlier edits, applied to the model, whose keys are to keep their outputs
+    preserve: Sequence[Edit] = ()  # earlier edits, applied to the model, whose keys are to keep their outputs
     progress: Progress = silent  # called with the progress
     process_group: ProcessGroup = ALONE  # processes that share the work, all of which compute the same edit
     names: Mapping[int, NameMoment] = field(default_factory=dict)  # of the same layers, where names count
@@ -72,6 +72,11 @@ class Problem:
     def C(self) -> Moment:
         """Second moment of the keys of other text and names, with the facts' own spread, [Σ d_ff, Σ d_ff]."""
         return as_matrix(self.moments, self.spread, self.names)
+
+    @property
+    def blocks(self) -> tuple[Tensor, ...]:
+        """Blocks of C, one for each memory, [d_ff, d_ff]: of a layer without experts, C itself."""
+        return blocks_of(self.C)
 
     @cached_property
     def metric(self) -> Metric:

@@ -6,11 +6,14 @@
 from __future__ import annotations
 
 from importlib.metadata import entry_points
+from typing import Literal, TypeAlias, get_args
 
 from ffedit.errors import EditError, choices
 
 GROUP = "ffedit.methods"
-OWN = ("rome", "emmet", "memit", "alphaedit", "ft", "ft-l")
+# The methods of ffedit; other packages add more, so that a method is a `MethodName | str`.
+MethodName: TypeAlias = Literal["rome", "emmet", "memit", "alphaedit", "ft", "ft-l"]
+OWN: tuple[MethodName, ...] = get_args(MethodName)
 
 
 def method_names() -> list[str]:

@@ -44,8 +44,8 @@ class ValueSearch:
 class Record:
     """Record of one run of a method, from which the `Edit` is built.
 
-    `kept` holds, per layer, the keys [Σ d_ff, p] that the edits in `job.after` stored there, without those of subjects
-    that are edited now, and those that are protected.
+    `kept` holds, per layer, the keys [Σ d_ff, p] that the edits in `job.preserve` stored there, without those of
+    subjects that are edited now, and those that are protected.
     """
 
     def __init__(self, method: str, job: Job) -> None:
@@ -54,7 +54,7 @@ class Record:
         self._solutions: dict[int, list[tuple[LowRank, Tensor, Tensor]]] = {}
         self._updates: dict[Address, Update] = {}
         again = {fact.subject for fact in job.facts}
-        self.kept = {ff.layer: _kept(ff, again, job.after) for ff in job.ff_layers}
+        self.kept = {ff.layer: _kept(ff, again, job.preserve) for ff in job.ff_layers}
         if job.protected is not None:
             protected = job.protected.keys(job.editable, job.ff_layers)
             self.kept = {layer: torch.cat([keys, protected[layer].to(keys)], 1) for layer, keys in self.kept.items()}
@@ -66,7 +66,7 @@ class Record:
             "chat": job.editable.chat,
             **dtypes(memories[0]),
             "layers": [ff.layer for ff in job.ff_layers],
-            "after": [edit.fingerprint() for edit in job.after],
+            "after": [edit.fingerprint() for edit in job.preserve],
             "matrices": {str(memory.address): identity(memory) for memory in memories},
             "norms": {str(memory.address): float(double(memory.value).norm()) for memory in memories},
             "subjects": {},
@@ -178,13 +178,13 @@ def value_searches(edit: Edit) -> list[ValueSearch | None]:
     return [next(left.get(fact.subject, iter(())), None) for fact in edit.facts]
 
 
-def _kept(ff: FeedForward, again: Collection[str], after: Sequence[Edit]) -> Tensor:
+def _kept(ff: FeedForward, again: Collection[str], preserve: Sequence[Edit]) -> Tensor:
     """Collect the keys that earlier edits stored in a layer, except of subjects written again, [Σ d_ff, p].
 
     A key that was not routed to one of the memories is 0 there.
     """
     columns: dict[tuple[int, str, int], dict[Address, Tensor]] = {}
-    for number, edit in enumerate(after):
+    for number, edit in enumerate(preserve):
         for memory in ff.memories:
             times: Counter[str] = Counter()
             for i, subject in enumerate(edit.subjects(memory.address)):

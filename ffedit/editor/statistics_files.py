@@ -17,7 +17,7 @@ from ffedit.model.editable import Editable
 from ffedit.model.memory import Address
 
 
-def save_stats(stats: Mapping[Address, KeyMoments], folder: str | Path, force: bool = False) -> Path:
+def save_stats(stats: Mapping[Address, KeyMoments], folder: str | Path, *, force: bool = False) -> Path:
     """Write statistics as a folder, whole or not at all; EditError where it exists (without `force`) or cannot be."""
     with written(Path(folder), force) as made:
         for address, moments in stats.items():

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping, Sequence
 
 from ffedit.algebra.key_moments import KeyMoments
-from ffedit.editor.checks import check_after, check_layers, check_quantised, in_reach
+from ffedit.editor.checks import check_layers, check_preserved, check_quantised, in_reach
 from ffedit.editor.config import EditConfig
 from ffedit.editor.edit import Edit
 from ffedit.editor.job import Job
@@ -38,7 +38,7 @@ def write(
     layers: Sequence[int],
     config: EditConfig | None = None,
     stats: Corpus | Mapping[Address, KeyMoments] | None = None,
-    after: Sequence[Edit] = (),
+    preserve: Sequence[Edit] = (),
     progress: Progress = silent,
     process_group: ProcessGroup = ALONE,
 ) -> Edit:
@@ -51,7 +51,7 @@ def write(
     prompt_sets = build_prompts(editable, groups, config) if set(layers) & set(mixtures(editable)) else []
     ff_layers = find_ff_layers(editable, sorted(layers), prompt_sets)
     memories = [memory for ff in ff_layers for memory in ff.memories]
-    check_after(editable, after)
+    check_preserved(editable, preserve)
     check_quantised(editable, chosen, ff_layers)
     protected = protected_texts(editable, facts, config.key) if chosen.statistics else None
     moments: Mapping[Address, KeyMoments] = {}
@@ -64,7 +64,7 @@ def write(
         "d_ff² float64 numbers are needed; write fewer facts or layers, or use another --device"
     )
     with refuse_out_of_memory(refusal):
-        job = Job(editable, facts, ff_layers, config, moments, after, progress, process_group, names, protected)
+        job = Job(editable, facts, ff_layers, config, moments, preserve, progress, process_group, names, protected)
         edit = solve(chosen, job) if chosen.compute is None else chosen.compute(job)
         if prompt_sets:
             edit = edit.noted(routing=routing(job, edit, prompt_sets))

@@ -145,6 +145,7 @@ def evaluate(
     editable: Editable,
     facts: FactLike | Iterable[FactLike],
     edit: Edit | None = None,
+    *,
     progress: Progress = silent,
     edited: Editable | None = None,
     text: str | Path | None = None,

@@ -110,7 +110,7 @@ class Explanation(Displayed):
 
 
 def explain(
-    editable: Editable, facts: FactLike | Iterable[FactLike], edit: Edit, progress: Progress = silent
+    editable: Editable, facts: FactLike | Iterable[FactLike], edit: Edit, *, progress: Progress = silent
 ) -> Explanation:
     """Return, for each prompt of `facts` that `edit` gets wrong, whether its key or its value failed.
 

@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING
 
 from ffedit.algebra.bootstrap import Interval
 from ffedit.evaluator import intervals
-from ffedit.evaluator.scores import NAMES, FactScores, LeftOut, Scores, columns, mean_kinds, mean_scores, subjects
+from ffedit.evaluator.scores import (
+    FactScores,
+    LeftOut,
+    Scores,
+    columns,
+    headline_scores,
+    mean_kinds,
+    mean_scores,
+    subjects,
+)
 from ffedit.evaluator.verdict import Verdict, judge
 from ffedit.facts.text import counted, number
 from ffedit.notebook import Displayed, data_frame
@@ -31,7 +40,7 @@ class Report(Displayed):
     def __repr__(self) -> str:
         sides = [side for side in (self.before, self.after) if side is not None]
         lines = [f"Report on {counted(len(self.facts_before), 'fact')}{', before → after' if self.after else ''}"]
-        for name in NAMES:
+        for name in headline_scores():
             values = [getattr(side, name) for side in sides]
             if any(value is not None for value in values):
                 shown = " → ".join("not measured" if value is None else number(value) for value in values)

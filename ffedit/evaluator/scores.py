@@ -12,7 +12,7 @@ from ffedit.evaluator.metrics import METRICS, SCORE_PARTS, harmonic
 from ffedit.facts.fact import Fact
 from ffedit.facts.text import counted
 
-# Those of the headline.
+# Scores of ffedit that lead.
 NAMES = (
     *("efficacy", "paraphrase", "specificity", "same_subject", "portability", "score", "generation"),
     *("keep", "also", "cross_lingual", "degenerate", "greedy_entropy", "drift"),
@@ -43,6 +43,11 @@ OF_SCORE = {
     "divergence": SAMPLED,
     "cross_lingual": "the model's tokenizer does not know them",
 }
+
+
+def headline_scores() -> tuple[str, ...]:
+    """Return the names of the scores that lead: those of ffedit, and all that other packages add."""
+    return (*NAMES, *(name for name, metric in METRICS.items() if metric.package != "ffedit"))
 
 
 class Scores(SimpleNamespace):

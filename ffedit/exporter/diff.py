@@ -3,8 +3,8 @@
 Files are read one tensor at a time. A changed matrix is split into rounding noise and a low-rank change above it
 (`ffedit.algebra.rounding`): an edit shows as a change of low rank, fine-tuning as one of high rank.
 
-A low-rank change of value matrices is an edit again: `recovered` makes one, which can be applied, undone, exported for
-other precisions or as an adapter. If the second checkpoint stores its own edits, their facts are included. Keys and
+A low-rank change of value matrices is an edit again: `edit_from_diff` makes one, which can be applied, undone, exported
+for other precisions or as an adapter. If the second checkpoint stores its own edits, their facts are included. Keys and
 values are not in the weights, so such an edit can be added but not solved again.
 """
 
@@ -99,7 +99,7 @@ class Diff(Displayed):
         return vars(self) | {"identical": self.identical, "changes": changes}
 
 
-def diff(base: str | Path, edited: str | Path, rank: int | None = None, progress: Progress = silent) -> Diff:
+def diff(base: str | Path, edited: str | Path, *, rank: int | None = None, progress: Progress = silent) -> Diff:
     """Compare two checkpoints of one architecture.
 
     Args:
@@ -112,7 +112,7 @@ def diff(base: str | Path, edited: str | Path, rank: int | None = None, progress
         ModelError: one of them does not exist, has no safetensors, or is damaged.
     """
     for checkpoint in (base, edited):
-        ModelError.unless(checkpoint, (str, Path), "a checkpoint's name or folder was expected")
+        ModelError.require(checkpoint, (str, Path), "a checkpoint's name or folder was expected")
     folders = _folder(base, progress), _folder(edited, progress)
     ours, theirs = (contents(folder) for folder in folders)
     changes: list[Change] = []
@@ -228,7 +228,7 @@ def _entries(a: bytes, b: bytes) -> str:
 # As an edit ---------------------------------------------------------------------------------------
 
 
-def recovered(editable: Editable, difference: Diff) -> Edit:
+def edit_from_diff(editable: Editable, difference: Diff) -> Edit:
     """Compute the edit that takes `difference.base` to `difference.edited`, up to rounding.
 
     Args:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple, TypeAlias, get_args
 
 import huggingface_hub
 
@@ -27,7 +27,7 @@ from ffedit.exporter.checkpoint import (
 from ffedit.exporter.embedded_edits import embed, history, load_with_edits, plan_undo, read_originals
 from ffedit.exporter.gguf import Packed, as_packed, pack, source_file, write_gguf
 from ffedit.exporter.model_card import adapter_card, delta_card, model_card, origin_of, undone_card
-from ffedit.exporter.subprocess_check import Checked, Task, check_fresh, check_how
+from ffedit.exporter.subprocess_check import Checked, Task, Verify, check_fresh, check_how
 from ffedit.files.atomic import check_free, make_file, make_folder, written
 from ffedit.files.placing import Placing, named_errors, together
 from ffedit.files.shards import gguf_parts
@@ -45,7 +45,8 @@ from ffedit.model.memory import Address, identity
 from ffedit.notebook import Displayed
 
 COMMIT = "Written by ffedit"
-FORMATS = ("checkpoint", "adapter", "delta", "gguf")
+Format: TypeAlias = Literal["checkpoint", "adapter", "delta", "gguf"]
+FORMATS: tuple[Format, ...] = get_args(Format)
 
 
 @dataclass(frozen=True)
@@ -77,9 +78,10 @@ def export(
     model: Editable | str | Path,
     edit: Edit,
     out: str | Path,
+    *,
     force: bool = False,
-    format: str | None = None,
-    verify: str = "auto",
+    format: Format | None = None,
+    verify: Verify = "auto",
     originals: bool = True,
     revision: str | None = None,
     trust_remote_code: bool = False,
@@ -123,15 +125,15 @@ def export_with(
     edit: Edit,
     out: str | Path,
     force: bool = False,
-    format: str | None = None,
-    verify: str = "auto",
+    format: Format | None = None,
+    verify: Verify = "auto",
     originals: bool = True,
     revision: str | None = None,
     trust_remote_code: bool = False,
 ) -> Exported:
     """Export as `export` does, but what is verified takes its path together with all else that `placing` places."""
     check_edit(edit)
-    ModelError.unless(model, (Editable, str, Path), "the base was expected: a loaded model, or its name or folder")
+    ModelError.require(model, (Editable, str, Path), "the base was expected: a loaded model, or its name or folder")
     check_how(verify)
     format = format or ("gguf" if Path(out).suffix == ".gguf" else "checkpoint")
     if format not in FORMATS:
@@ -160,7 +162,7 @@ def export_with(
     return Exported(Path(out), moved, checked, edit)
 
 
-def _export_gguf(placing: Placing, base: Base, out: Path, format: str, verify: str) -> Exported:
+def _export_gguf(placing: Placing, base: Base, out: Path, format: Format, verify: Verify) -> Exported:
     """Write and verify a GGUF file, a model or an adapter; the verifying process reads the edit from beside it."""
     file = source_file(base.name, base.folder)
     if out.suffix != ".gguf":
@@ -191,7 +193,7 @@ def _export_gguf(placing: Placing, base: Base, out: Path, format: str, verify: s
     return done[0]
 
 
-def _write(base: Base, folder: Path, format: str, with_originals: bool) -> Moved | None:
+def _write(base: Base, folder: Path, format: Format, with_originals: bool) -> Moved | None:
     """Write what is exported into an empty folder, with its model card and the edits; return what was rewritten."""
     loaded_from = base.folder or (cached_folder(base.editable) if base.editable is not None else None)
     moved, origin = None, origin_of(base.name, loaded_from, base.edit.provenance.get("source"))
@@ -238,10 +240,11 @@ def packed_edit(editable: Editable, edit: Edit) -> Edit:
 def undo(
     checkpoint: str | Path,
     out: str | Path,
+    *,
     edit: int | str | None = None,
     inexact: bool = False,
     force: bool = False,
-    verify: str = "auto",
+    verify: Verify = "auto",
     revision: str | None = None,
     trust_remote_code: bool = False,
 ) -> Exported:
@@ -368,7 +371,7 @@ def _holds(folder: Path, editable: Editable) -> bool:
     return held == list(editable.history.known) and is_on_disk(editable, folder)
 
 
-def _check_comparable(base: Base, format: str) -> None:
+def _check_comparable(base: Base, format: Format) -> None:
     """Check that logits can be compared: the base is on disk, and PEFT installed for an adapter."""
     if base.folder is None and format != "checkpoint":
         raise EditError(

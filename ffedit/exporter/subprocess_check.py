@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Literal, TypeAlias, get_args
 
 import torch
 
@@ -15,7 +16,7 @@ from ffedit.errors import CheckError, EditError
 from ffedit.files.fresh_process import run_module
 
 DIFFERS = 4  # the exit code of a difference
-HOW = ("auto", "tensors", "logits")
+Verify: TypeAlias = Literal["auto", "tensors", "logits"]
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class Task:
     kind: str  # "checkpoint", "undo", "adapter", "delta", "gguf" or "memory" (of a model that is on no disk)
     folder: str  # what was written
     base: str  # folder that it was made from; for "memory", the file of the expected numbers
-    verify: str = "auto"  # or "tensors", "logits"; "auto": logits where the model fits in memory
+    verify: Verify = "auto"  # "auto": logits where the model fits in memory
     originals: bool = True  # whether the originals must be there
     edit: str | None = None  # the edit to undo
     inexact: bool = False  # of an undo
@@ -43,10 +44,10 @@ class Checked:
     peak: int = 0  # most resident memory of that process in bytes; 0 where the system does not tell
 
 
-def check_how(verify: str) -> None:
+def check_how(verify: Verify) -> None:
     """Refuse an unknown way to verify, before any long work."""
-    if verify not in HOW:
-        raise EditError(f"verify {verify!r} is not known; give {', '.join(HOW)}")
+    if verify not in get_args(Verify):
+        raise EditError(f"verify {verify!r} is not known; give {', '.join(get_args(Verify))}")
 
 
 def check_fresh(task: Task) -> Checked:

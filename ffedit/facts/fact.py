@@ -324,7 +324,7 @@ def as_facts(facts: FactLike | Iterable[FactLike]) -> list[Fact]:
     listed = [facts] if isinstance(facts, (Fact, Mapping, str)) or not isinstance(facts, Iterable) else list(facts)
     expected = "a Fact or a dict of its fields was expected (ffedit.read_facts reads a file)"
     for fact in listed:
-        FactError.unless(fact, (Fact, Mapping), expected)
+        FactError.require(fact, (Fact, Mapping), expected)
     return [fact if isinstance(fact, Fact) else Fact.from_dict(fact) for fact in listed]
 
 

@@ -107,9 +107,9 @@ class Sifted:
 
 def read_facts(
     path: Source | Sequence[Source],
+    *,
     stdin: IO[Any] | None = None,
     need_targets: bool = True,
-    *,
     fields: Mapping[str, str] | None = None,
     language: str | None = None,
 ) -> list[Fact]:
@@ -131,16 +131,16 @@ def read_facts(
     Raises:
         FactError: one line, with the source and the first record that cannot be used.
     """
-    return sift_facts(path, stdin, need_targets, fields=fields, language=language).whole()
+    return sift_facts(path, stdin=stdin, need_targets=need_targets, fields=fields, language=language).whole()
 
 
 def sift_facts(
     path: Source | Sequence[Source],
+    *,
     stdin: IO[Any] | None = None,
     need_targets: bool = True,
     together: bool = True,
     where: tuple[str, str] | None = None,
-    *,
     fields: Mapping[str, str] | None = None,
     language: str | None = None,
     in_sequence: bool = False,

@@ -3,13 +3,13 @@
 from ffedit.inspector.edit_view import EditView, inspect_edit
 from ffedit.inspector.memory_view import MemoryView, inspect_memory
 from ffedit.inspector.prompt_view import PromptView, inspect_prompt
-from ffedit.inspector.views import Slot
+from ffedit.inspector.views import MemoryIndex
 
 __all__ = [
     "EditView",
+    "MemoryIndex",
     "MemoryView",
     "PromptView",
-    "Slot",
     "inspect_edit",
     "inspect_memory",
     "inspect_prompt",

@@ -106,6 +106,7 @@ class EditView(View, Displayed):
 def inspect_edit(
     editable: Editable,
     edit: Edit,
+    *,
     corpus: Corpus | None = None,
     top: int = 5,
     progress: Progress = silent,

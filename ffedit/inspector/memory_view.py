@@ -22,8 +22,8 @@ from ffedit.inspector.keys import TOKENS_PER_BATCH, Frequencies, Removal, Shallo
 from ffedit.inspector.rows import NOTHING, Positions
 from ffedit.inspector.views import (
     Distribution,
+    MemoryIndex,
     Prefix,
-    Slot,
     TokenProbability,
     View,
     log_probabilities,
@@ -57,7 +57,7 @@ class MemoryView(View, Displayed):
     """One memory of a model."""
 
     model: str  # the model's name
-    slot: Slot  # the memory
+    slot: MemoryIndex  # the memory
     memories: int  # number of memories of its layer
     layers: int  # number of feed-forward layers of the model
     norm: str | None  # path of the final norm; None where the model has none
@@ -86,7 +86,8 @@ class MemoryView(View, Displayed):
 
 def inspect_memory(
     editable: Stack,
-    memory: str | Slot,
+    memory: str | MemoryIndex,
+    *,
     corpus: Corpus | None = None,
     top: int = 10,
     progress: Progress = silent,
@@ -95,7 +96,7 @@ def inspect_memory(
 
     Args:
         editable: the model, or a stack of one; what cannot be measured on a stack is None.
-        memory: "L.I" for memory I of layer L, "L.E.I" in expert E; or a `Slot`.
+        memory: "L.I" for memory I of layer L, "L.E.I" in expert E; or a `MemoryIndex`.
         corpus: the text to look for triggers in; by default text that the model samples, if it is a decoder.
         top: number of triggers, and of tokens at each end of the distribution.
         progress: progress callback.
@@ -105,7 +106,7 @@ def inspect_memory(
         ModelError: the model has no unembedding.
     """
     check_model(editable)
-    slot = Slot.find(editable.memories, memory)
+    slot = MemoryIndex.find(editable.memories, memory)
     matrix = editable.memories[slot.address]
     feed_forward = editable.feed_forward[slot.address.layer].only([slot.address])
     corpus, tokenizer = corpus or Corpus(tokens=READ_TOKENS), editable.tokenizer

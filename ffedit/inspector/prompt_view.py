@@ -40,7 +40,7 @@ from ffedit.errors import EditError, FactError
 from ffedit.inference import replay
 from ffedit.inference.generation import log_softmax
 from ffedit.inspector.contributions import Activity, contributions
-from ffedit.inspector.views import Distribution, Slot, TokenProbability, View, log_probabilities, rank
+from ffedit.inspector.views import Distribution, MemoryIndex, TokenProbability, View, log_probabilities, rank
 from ffedit.model.editable import Editable, Seen, Stack, check_model
 from ffedit.model.feed_forward import FeedForward, Keys
 from ffedit.model.hooks import frozen, replace_output
@@ -58,7 +58,7 @@ MOST = 1024
 class ActiveMemory(View):
     """One memory's contribution at one position."""
 
-    slot: Slot  # the memory
+    slot: MemoryIndex  # the memory
     coefficient: float  # m_i
     strength: float  # |m_i| ‖v_i‖
     share: float  # m_i v_i·o / ‖o‖², of the layer's output o
@@ -103,7 +103,7 @@ class LayerView(View):
 class Scaling(View):
     """Scaling of one memory in the direction that raises the token's probability."""
 
-    slot: Slot  # the memory
+    slot: MemoryIndex  # the memory
     slope: float  # g_i, nats per unit of the factor
     factor: float  # 0 where the slope is negative, 3 where it is positive
     predicted: float  # g_i (factor − 1), the first-order gain of log p(T), nats
@@ -131,7 +131,7 @@ class PromptView(View, Displayed):
     model: str  # the model's name
     prompt: str  # the text
     tokens: tuple[str, ...]  # its tokens as text; all values are at the last one
-    turned: Mapping[Slot, float]  # factors of coefficients, by memory
+    turned: Mapping[MemoryIndex, float]  # factors of coefficients, by memory
     prediction: Distribution  # of the next token
     untouched: Distribution | None  # the same without any scaling; None where nothing is scaled
     layers: tuple[LayerView, ...]  # from the first to the last
@@ -150,7 +150,8 @@ class PromptView(View, Displayed):
 def inspect_prompt(
     editable: Editable,
     prompt: str,
-    scaled: Mapping[Slot, float] | Mapping[str, float] | None = None,
+    *,
+    scaled: Mapping[MemoryIndex, float] | Mapping[str, float] | None = None,
     promoted: str | None = None,
     top: int = 5,
     progress: Progress = silent,
@@ -160,7 +161,7 @@ def inspect_prompt(
     Args:
         editable: the model.
         prompt: the text.
-        scaled: factors of coefficients by memory (`Slot`, or "L.I"): 0 suppresses, 3 amplifies.
+        scaled: factors of coefficients by memory (`MemoryIndex`, or "L.I"): 0 suppresses, 3 amplifies.
         promoted: a token T; the memories to scale so that the model predicts it are ranked.
         top: number of memories of a layer, and of tokens of a distribution; of memories to scale, twice as many.
         progress: progress callback.
@@ -224,7 +225,7 @@ def _layers(stack: Stack, ids: Tensor, final: int, top: int) -> tuple[LayerView,
         before, output, after = readout(), readout(), readout()
         firing = tuple(
             ActiveMemory(
-                slot=Slot(*layer.at(i)),
+                slot=MemoryIndex(*layer.at(i)),
                 coefficient=float(memories.coefficients[i]),
                 strength=float(memories.strengths[i]),
                 share=float(memories.shares[i]),
@@ -269,9 +270,9 @@ def first_and_for_good(says: Sequence[bool]) -> tuple[int, int]:
 # Scaling -------------------------------------------------------------------------------------------
 
 
-def parse_scalings(words: Sequence[str]) -> dict[Slot, float]:
+def parse_scalings(words: Sequence[str]) -> dict[MemoryIndex, float]:
     """Parse scalings, each `L.I=FACTOR`; EditError where one is malformed, or two name the same memory."""
-    scalings: dict[Slot, float] = {}
+    scalings: dict[MemoryIndex, float] = {}
     for word in words:
         name, equals, factor = word.partition("=")
         try:
@@ -281,15 +282,17 @@ def parse_scalings(words: Sequence[str]) -> dict[Slot, float]:
         if not math.isfinite(number):
             how = "write L.I=FACTOR: 3.17=0 suppresses memory 3.17, 3.17=3 amplifies"
             raise EditError(f"{word!r} turns no memory; {how}")
-        if (slot := Slot.parse(name)) in scalings:
+        if (slot := MemoryIndex.parse(name)) in scalings:
             raise EditError(f"memory {slot} is turned twice; give one factor")
         scalings[slot] = number
     return scalings
 
 
-def check_scalings(memories: Memories, scalings: Mapping[Slot, float] | Mapping[str, float]) -> dict[Slot, float]:
+def check_scalings(
+    memories: Memories, scalings: Mapping[MemoryIndex, float] | Mapping[str, float]
+) -> dict[MemoryIndex, float]:
     """Return factors by slot; EditError where there is no such memory, or a factor is no finite number of 32 bits."""
-    by_slot = {Slot.find(memories, name): float(factor) for name, factor in scalings.items()}
+    by_slot = {MemoryIndex.find(memories, name): float(factor) for name, factor in scalings.items()}
     for slot, factor in by_slot.items():
         if not abs(factor) <= torch.finfo(torch.float32).max:
             raise EditError(f"memory {slot} cannot be turned by {factor}; a finite factor of 32 bits was expected")
@@ -297,7 +300,7 @@ def check_scalings(memories: Memories, scalings: Mapping[Slot, float] | Mapping[
 
 
 @contextmanager
-def scaled_memories(memories: Memories, scalings: Mapping[Slot, float]) -> Iterator[None]:
+def scaled_memories(memories: Memories, scalings: Mapping[MemoryIndex, float]) -> Iterator[None]:
     """Multiply the coefficient of every memory in `scalings` by its factor in every forward pass inside the block."""
     by_layer: dict[Address, dict[int, float]] = {}
     for slot, factor in scalings.items():
@@ -323,14 +326,14 @@ def token_after(editable: Editable, prompt: str, token: str) -> int:
 
 
 def promote(
-    editable: Editable, ids: Tensor, token: int, scaled: Mapping[Slot, float], top: int, progress: Progress
+    editable: Editable, ids: Tensor, token: int, scaled: Mapping[MemoryIndex, float], top: int, progress: Progress
 ) -> Promotion:
     """Rank all memories by the predicted gain of `token` after `ids` [1, n] when scaled; measure the first `top`.
 
     `scaled` are factors that are applied already; factors multiply.
     """
 
-    def log_probs(ranking: Sequence[tuple[Slot, float]]) -> Tensor:
+    def log_probs(ranking: Sequence[tuple[MemoryIndex, float]]) -> Tensor:
         with scaled_memories(editable.memories, {slot: factor_of(slope) for slot, slope in ranking}):
             return next_log_probs(editable, ids)
 
@@ -413,13 +416,13 @@ def slopes(editable: Editable, ids: Tensor, token: int) -> dict[Address, Tensor]
     return result
 
 
-def ranked(slopes: Mapping[Address, Tensor]) -> list[tuple[Slot, float]]:
+def ranked(slopes: Mapping[Address, Tensor]) -> list[tuple[MemoryIndex, float]]:
     """Return the first `MOST` memories by predicted gain, g (UP − 1) where g > 0, else −g, and their slopes."""
     candidates = []
     for address, slope in slopes.items():
         gain = torch.where(slope > 0, slope * (UP - 1), slope * (OFF - 1))
         best = gain.topk(min(MOST, len(gain)))
         columns = best.values.tolist(), best.indices.tolist()
-        candidates += [(value, Slot(address, i)) for value, i in zip(*columns, strict=True)]
+        candidates += [(value, MemoryIndex(address, i)) for value, i in zip(*columns, strict=True)]
     candidates.sort(key=lambda candidate: (-candidate[0], candidate[1]))
     return [(slot, float(slopes[slot.address][slot.index])) for gain, slot in candidates[:MOST] if gain > 0]

@@ -47,11 +47,11 @@ def _plain(value: Any) -> Any:
         return {str(name): _plain(inner) for name, inner in value.items()}
     if isinstance(value, tuple | list):
         return [_plain(inner) for inner in value]
-    return str(value) if isinstance(value, Slot | Address) else value
+    return str(value) if isinstance(value, MemoryIndex | Address) else value
 
 
 @dataclass(frozen=True, order=True)
-class Slot:
+class MemoryIndex:
     """One memory of a model, named `L.I`, the I-th of layer L, or `L.E.I`, that of expert E; all counted from 0.
 
     Attributes:
@@ -66,7 +66,7 @@ class Slot:
         return f"{self.address}.{self.index}"
 
     @classmethod
-    def parse(cls, text: str) -> Slot:
+    def parse(cls, text: str) -> MemoryIndex:
         """Parse `L.I` or `L.E.I`; EditError where the text is neither."""
         if not re.fullmatch(r"\s*[0-9]{1,9}(\.[0-9]{1,9}){1,2}\s*", text):
             raise EditError(f"{text!r} is no memory; write L.I for memory I of layer L (3.17), or L.E.I for expert E")
@@ -74,9 +74,9 @@ class Slot:
         return cls(Address(layer, *expert), index)
 
     @classmethod
-    def find(cls, memories: Memories, name: str | Slot) -> Slot:
+    def find(cls, memories: Memories, name: str | MemoryIndex) -> MemoryIndex:
         """Return the memory of a name; EditError where the name is malformed, or the model has no such memory."""
-        slot = name if isinstance(name, Slot) else cls.parse(name)
+        slot = name if isinstance(name, MemoryIndex) else cls.parse(name)
         at = slot.address
         if at not in memories:
             of_layer = [address for address in memories if address.layer == at.layer]

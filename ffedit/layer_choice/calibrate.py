@@ -26,6 +26,7 @@ from ffedit.algebra.key_moments import KeyMoments
 from ffedit.editor.checks import in_reach
 from ffedit.editor.config import EditConfig
 from ffedit.editor.methods import METHODS, check_method, preset
+from ffedit.editor.names import MethodName
 from ffedit.editor.statistics import collect
 from ffedit.editor.write import write
 from ffedit.errors import EditError, FactError
@@ -148,7 +149,7 @@ def edit_at(
 
 
 @dataclass(frozen=True)
-class Choice(Displayed):
+class LayerChoice(Displayed):
     """Layer that trial edits choose, and the evidence for it.
 
     Attributes:
@@ -173,7 +174,7 @@ class Choice(Displayed):
 
     def __repr__(self) -> str:
         scores = ", ".join(f"{row.layer}: {row.score or 0:.2f}" for row in self.rows)
-        return f"Choice of layer {self.layer} ({self.method}, {self.known} of {self.asked} facts known; {scores})"
+        return f"LayerChoice of layer {self.layer} ({self.method}, {self.known} of {self.asked} facts known; {scores})"
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON."""
@@ -184,13 +185,14 @@ class Choice(Displayed):
 
 def choose_layer(
     editable: Editable,
-    method: str = "memit",
+    *,
+    method: MethodName | str = "memit",
     facts: FactLike | Iterable[FactLike] | None = None,
     layers: int | Iterable[int] | None = None,
     config: EditConfig | None = None,
     stats: Corpus | None = None,
     progress: Progress = silent,
-) -> Choice:
+) -> LayerChoice:
     """Choose a layer by writing facts that the model knows into each of a few, and measuring.
 
     Args:
@@ -200,7 +202,7 @@ def choose_layer(
             built-in facts that the model knows.
         layers: to try; None for a few shares of the depth, and the layer that `auto` takes.
         config: of the edits; None for the method's defaults.
-        stats: the text to collect key statistics on; None for the usual one (`ffedit.stats`).
+        stats: the text to collect key statistics on; None for the usual one (`ffedit.collect_stats`).
         progress: called with the progress.
 
     Raises:
@@ -229,7 +231,7 @@ def choose_layer(
     counts = Counter(name for q in questions(editable, written, written) for name, *_ in q.by_score)
     prompts = {"efficacy": len(written), **{name: counts[name] for name in RATES[1:]}}
     seconds = round(time.perf_counter() - started, 1)
-    choice = Choice(best(rows, auto.layer), method, len(asked), len(known), rows, auto, prompts, seconds)
+    choice = LayerChoice(best(rows, auto.layer), method, len(asked), len(known), rows, auto, prompts, seconds)
     logger.info("layer %s by %s, chosen in %.1f s", choice.layer, method, choice.seconds)
     return choice
 

@@ -153,6 +153,7 @@ class SiteMap(Displayed):
 def site_map(
     editable: Editable,
     fact: FactLike,
+    *,
     layers: int | Iterable[int] | None = None,
     config: EditConfig | None = None,
     stats: Corpus | Mapping[Address, KeyMoments] | None = None,
@@ -175,9 +176,9 @@ def site_map(
         EditError: statistics do not fit or cannot be collected.
     """
     check_model(editable, Editable)
-    FactError.unless(fact, (Fact, Mapping), "one fact was expected")
+    FactError.require(fact, (Fact, Mapping), "one fact was expected")
     config = config or EditConfig()
-    EditError.unless(config, EditConfig, "an EditConfig was expected: ffedit.EditConfig(seed=1)")
+    EditError.require(config, EditConfig, "an EditConfig was expected: ffedit.EditConfig(seed=1)")
     (fact,) = as_facts(fact)
     stats = Corpus(tokens=tokens_for(1), seed=config.seed) if stats is None else stats
     chosen = _layers(editable, layers, stats)

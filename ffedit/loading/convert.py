@@ -29,6 +29,7 @@ ADAPTER_WEIGHTS = "adapter_model.safetensors"
 def convert(
     source: str | Path,
     out: str | Path,
+    *,
     base: str | None = None,
     force: bool = False,
     revision: str | None = None,

@@ -13,7 +13,7 @@ from math import prod
 from pathlib import Path
 from textwrap import shorten
 from types import SimpleNamespace
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import huggingface_hub
 import torch
@@ -59,13 +59,15 @@ QUANTISE_LATER = (
 )
 # One of these is in the folder of any tokenizer that transformers reads.
 TOKENIZERS = ("tokenizer.json", "*.model", "vocab*", "*.tiktoken", "tekken.json", "*tokenizer*.py")
+Dtype: TypeAlias = Literal["auto", "float32", "float16", "bfloat16"]
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
 def load_model(
     name_or_path: Source = "atlas",
-    device: str = "auto",
-    dtype: str = "auto",
+    *,
+    device: str | torch.device = "auto",
+    dtype: Dtype | torch.dtype = "auto",
     revision: str | None = None,
     trust_remote_code: bool = False,
     value_matrix: str | None = None,
@@ -76,6 +78,7 @@ def load_model(
     progress: Progress = silent,
 ) -> Editable:
     """Load a model as its files are; arguments and errors are those of `ffedit.load`, which also reads its edits."""
+    device, dtype_name = str(device), str(dtype).removeprefix("torch.")
     spread = spread_over(device, device_map, offload_folder, max_memory)
     if isinstance(name_or_path, str | Path):
         name = str(name_or_path)
@@ -84,14 +87,14 @@ def load_model(
             kind = checkpoint.config.model_type
             raise ModelError(f"{name}: {kind} is an encoder with a decoder; a causal decoder is needed")
         classes = decoder_classes(checkpoint.config)
-        model, tokenizer, saved = _read(checkpoint, classes, "causal", dtype, spread, progress)
+        model, tokenizer, saved = _read(checkpoint, classes, "causal", dtype_name, spread, progress)
         editable = find_and_verify(model, tokenizer, name, value_matrix, saved)
         if not any(memory.quantised for memory in editable.memories.values()):
             editable.unpacked = quantisation(checkpoint.config)
         if folder := cached_folder(editable):
             editable.source = source_of(name, folder)
     else:
-        pair = _ready_pair(name_or_path, device, dtype, revision, trust_remote_code, device_map)
+        pair = _ready_pair(name_or_path, device, dtype_name, revision, trust_remote_code, device_map)
         editable = find_and_verify(*pair, value_matrix)
     editable.chat = chat
     try:
@@ -104,8 +107,9 @@ def load_model(
 
 def load_stacks(
     name_or_path: Source = "atlas",
-    device: str = "auto",
-    dtype: str = "auto",
+    *,
+    device: str | torch.device = "auto",
+    dtype: Dtype | torch.dtype = "auto",
     revision: str | None = None,
     trust_remote_code: bool = False,
     value_matrix: str | None = None,
@@ -119,16 +123,28 @@ def load_stacks(
     Raises:
         ModelError: it cannot be found, read, recognised or spread; one line says why.
     """
+    device, dtype_name = str(device), str(dtype).removeprefix("torch.")
     spread = spread_over(device, device_map, offload_folder, max_memory)
     if not isinstance(name_or_path, str | Path):
-        pair = _ready_pair(name_or_path, device, dtype, revision, trust_remote_code, device_map)
+        pair = _ready_pair(name_or_path, device, dtype_name, revision, trust_remote_code, device_map)
         return find_stacks(*pair, value_matrix)
     checkpoint = opened(str(name_or_path), revision, trust_remote_code, progress)
     if (auto_class := _auto_class(checkpoint.config)) is None:
-        everything = (device, dtype, revision, trust_remote_code, value_matrix, device_map, offload_folder, max_memory)
-        return [load_model(name_or_path, *everything, progress=progress)]
+        decoder = load_model(
+            name_or_path,
+            device=device,
+            dtype=dtype,
+            revision=revision,
+            trust_remote_code=trust_remote_code,
+            value_matrix=value_matrix,
+            device_map=device_map,
+            offload_folder=offload_folder,
+            max_memory=max_memory,
+            progress=progress,
+        )
+        return [decoder]
     auto, kind = auto_class
-    model, tokenizer, _ = _read(checkpoint, (auto,), kind, dtype, spread, progress)
+    model, tokenizer, _ = _read(checkpoint, (auto,), kind, dtype_name, spread, progress)
     return find_stacks(model, tokenizer, checkpoint.name, value_matrix)
 
 

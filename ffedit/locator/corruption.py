@@ -30,7 +30,7 @@ from ffedit.model.tokenization import Encoded
 
 # Vocabulary tokens embedded at a time.
 ROWS = 1024
-Name: TypeAlias = Literal["gaussian", "covariance", "uniform", "replacement"]
+CorruptionName: TypeAlias = Literal["gaussian", "covariance", "uniform", "replacement"]
 Sigma: TypeAlias = Literal["vocabulary", "subjects"]
 
 
@@ -38,14 +38,16 @@ Sigma: TypeAlias = Literal["vocabulary", "subjects"]
 class Corruption:
     """Corruption of the subject."""
 
-    name: Name = "gaussian"
+    name: CorruptionName = "gaussian"
     scale: float = 3.0  # k, the noise in units of σ (or Σ^½); unused by a replacement
     # σ is estimated from embeddings of the "vocabulary", or the traced facts' "subjects" (gaussian, uniform only).
     sigma: Sigma = "vocabulary"
 
     def __post_init__(self) -> None:
-        if self.name not in get_args(Name):
-            raise FactError(f"corruption {self.name!r} is not known; there is {choices(self.name, get_args(Name))}")
+        if self.name not in get_args(CorruptionName):
+            raise FactError(
+                f"corruption {self.name!r} is not known; there is {choices(self.name, get_args(CorruptionName))}"
+            )
         if not 0 < self.scale < math.inf:
             raise FactError(f"noise of {self.scale} σ was asked for; give a number above 0")
         if self.sigma not in get_args(Sigma):

@@ -36,7 +36,7 @@ from ffedit.files import cache
 from ffedit.files.resuming import Journal
 from ffedit.inference.batching import split_on_oom
 from ffedit.locator.cases import Batch, Run, batches, prepare, run_batch
-from ffedit.locator.corruption import Corruption, Noise
+from ffedit.locator.corruption import Corruption, CorruptionName, Noise
 from ffedit.locator.restore import Site, restore
 from ffedit.locator.result import Kind, Metric, Part, Tokens, Trace, TraceSet
 from ffedit.model.editable import Editable, check_model
@@ -47,14 +47,44 @@ from ffedit.progress import Progress, silent
 from ffedit.version import __version__
 
 
-def locate(editable: Editable, fact: FactLike, kind: Kind = "feed_forward", **settings: Any) -> Trace:
-    """Trace the layers and tokens at which a model recalls one fact; `settings` are those of `locate_all`.
+def locate(
+    editable: Editable,
+    fact: FactLike,
+    kind: Kind = "feed_forward",
+    *,
+    corruption: Corruption | CorruptionName | str = "gaussian",
+    samples: int = 10,
+    window: int | None = None,
+    sever: Part | None = None,
+    metric: Metric = "probability",
+    seed: int = 0,
+    layers: int | Iterable[int] | None = None,
+    tokens: Tokens = "all",
+    resume: bool = False,
+    progress: Progress = silent,
+) -> Trace:
+    """Trace the layers and tokens at which a model recalls one fact; the options are those of `locate_all`.
 
     Raises:
         FactError, ModelError: as `locate_all`.
     """
-    FactError.unless(fact, (Fact, Mapping), "one fact was expected; locate_all takes several")
-    return locate_all(editable, [fact], kind, **settings).traces[0]
+    FactError.require(fact, (Fact, Mapping), "one fact was expected; locate_all takes several")
+    traces = locate_all(
+        editable,
+        [fact],
+        kind,
+        corruption=corruption,
+        samples=samples,
+        window=window,
+        sever=sever,
+        metric=metric,
+        seed=seed,
+        layers=layers,
+        tokens=tokens,
+        resume=resume,
+        progress=progress,
+    )
+    return traces.traces[0]
 
 
 def locate_all(
@@ -62,7 +92,7 @@ def locate_all(
     facts: FactLike | Iterable[FactLike],
     kind: Kind = "feed_forward",
     *,
-    corruption: Corruption | str = "gaussian",
+    corruption: Corruption | CorruptionName | str = "gaussian",
     samples: int = 10,
     window: int | None = None,
     sever: Part | None = None,

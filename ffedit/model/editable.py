@@ -270,7 +270,7 @@ class Stack(Displayed):
 
 def check_model(model: object, kind: type[Stack] = Stack) -> None:
     """Refuse what is not a loaded model, such as a model's name; ModelError."""
-    ModelError.unless(model, kind, "a loaded model was expected; load it first: editable = ffedit.load(name)")
+    ModelError.require(model, kind, "a loaded model was expected; load it first: editable = ffedit.load(name)")
 
 
 @dataclass(eq=False)

@@ -48,7 +48,7 @@ def as_layers(layers: int | Iterable[int]) -> list[int]:
     """Read one layer's number or several; EditError for anything else."""
     listed = [layers] if isinstance(layers, (int, str)) or not isinstance(layers, Iterable) else list(layers)
     for layer in listed:
-        EditError.unless(layer, Integral, "the number of a layer was expected; give a number or a list of numbers")
+        EditError.require(layer, Integral, "the number of a layer was expected; give a number or a list of numbers")
     return [int(layer) for layer in listed]
 
 

@@ -59,8 +59,8 @@ def differing(verb: Verb, one: dict[str, Any], other: dict[str, Any]) -> set[str
         (ffedit.edit, {"facts": FOUR[0], "layers": 1}, {"layers": 2}, {"options"}),
         (ffedit.evaluate, {"facts": list(FOUR)}, {"facts": [replace(FOUR[0], target="Spain")]}, {"facts"}),
         (ffedit.evaluate, {"facts": FOUR[0]}, {"full": True}, {"options"}),
-        (ffedit.stats, {"layers": [0, 1]}, {"layers": [0, 2]}, {"options"}),
-        (ffedit.stats, {"corpus": CORPUS}, {"corpus": None}, {"options"}),
+        (ffedit.collect_stats, {"layers": [0, 1]}, {"layers": [0, 2]}, {"options"}),
+        (ffedit.collect_stats, {"corpus": CORPUS}, {"corpus": None}, {"options"}),
     ],
 )
 def test_processes_with_other_arguments_disagree(
@@ -71,7 +71,7 @@ def test_processes_with_other_arguments_disagree(
 
 
 @pytest.mark.parametrize(
-    ("verb", "words"), [(ffedit.edit, [FOUR[0]]), (ffedit.evaluate, [FOUR[0]]), (ffedit.stats, [])]
+    ("verb", "words"), [(ffedit.edit, [FOUR[0]]), (ffedit.evaluate, [FOUR[0]]), (ffedit.collect_stats, [])]
 )
 def test_processes_with_another_model_or_version_disagree(
     verb: Verb, words: list[Any], monkeypatch: pytest.MonkeyPatch

@@ -38,11 +38,11 @@ def test_facts_are_taken_as_dicts(editable: Editable) -> None:
 
 
 def test_one_layer_and_one_edit_need_no_list(editable: Editable, edit: Edit) -> None:
-    assert list(ffedit.stats(editable, layers=np.int64(1), corpus=CORPUS)) == [ffedit.Address(1)]
+    assert list(ffedit.collect_stats(editable, layers=np.int64(1), corpus=CORPUS)) == [ffedit.Address(1)]
     trace = ffedit.locate(editable, FACT, samples=1, layers=1)
     assert np.isnan(trace.effects[0]).all() and not np.isnan(trace.effects[1]).any()
     with edit.applied(editable):
-        later = ffedit.edit(editable, SECOND, "rome", layers=1, config=quick(), stats=CORPUS, after=edit)
+        later = ffedit.edit(editable, SECOND, "rome", layers=1, config=quick(), stats=CORPUS, preserve=edit)
     assert later.provenance["after"] == [edit.fingerprint()]
 
 
@@ -55,7 +55,7 @@ WRONG: dict[tuple[type[Exception], str], list[Call]] = {
         lambda m, e: ffedit.evaluate("atlas", FACT),
         lambda m, e: ffedit.evaluate(m, FACT, edited="folder"),
         lambda m, e: ffedit.explain("atlas", FACT, e),
-        lambda m, e: ffedit.stats("atlas"),
+        lambda m, e: ffedit.collect_stats("atlas"),
         lambda m, e: ffedit.choose_layer("atlas"),
         lambda m, e: ffedit.combine("atlas", [e]),
         lambda m, e: ffedit.bench("atlas", FACT, "rome", "single", "out"),
@@ -86,7 +86,7 @@ WRONG: dict[tuple[type[Exception], str], list[Call]] = {
     (EditError, "alphaedit, ft, ft-l (did you mean memit?)"): [lambda m, e: ffedit.edit(m, FACT, "memt")],
     (EditError, "where the number of a layer was expected"): [
         lambda m, e: ffedit.edit(m, FACT, layers="1"),
-        lambda m, e: ffedit.stats(m, layers=[1.0]),
+        lambda m, e: ffedit.collect_stats(m, layers=[1.0]),
     ],
     (EditError, "where an EditConfig was expected"): [lambda m, e: ffedit.edit(m, FACT, config={"seed": 1})],
     (EditError, "value was expected to be a ValueConfig"): [lambda m, e: EditConfig(value={"steps": 9})],
@@ -99,7 +99,7 @@ WRONG: dict[tuple[type[Exception], str], list[Call]] = {
         lambda m, e: ffedit.export(e, m, "out"),
         lambda m, e: ffedit.inspect_edit(m, FACT),
         lambda m, e: ffedit.combine(m, [e, FACT]),
-        lambda m, e: ffedit.edit(m, FACT, after="rome.edit"),
+        lambda m, e: ffedit.edit(m, FACT, preserve="rome.edit"),
         lambda m, e: e + FACT,
     ],
 }

@@ -33,8 +33,8 @@ def editable() -> Editable:
 
 
 def by_hand(editable: Editable, some: Sequence[Fact], method: str, after: Sequence[Edit] = ()) -> Edit:
-    stats = ffedit.stats(zoo.trained("gpt2", True), [1], CORPUS)
-    return ffedit.edit(editable, some, method, [1], CONFIG, stats, after)
+    stats = ffedit.collect_stats(zoo.trained("gpt2", True), [1], corpus=CORPUS)
+    return ffedit.edit(editable, some, method, layers=[1], config=CONFIG, stats=stats, preserve=after)
 
 
 def scores_of(found: Sequence[Mapping[str, Any]], method: str | None, when: str) -> dict[int, dict[str, float]]:

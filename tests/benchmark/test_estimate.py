@@ -52,7 +52,7 @@ def test_a_layer_that_is_not_chosen_yet_costs_its_choice() -> None:
 
 def test_statistics_in_the_cache_cost_nothing() -> None:
     assert tokens(planned(FACTS[:1]), "statistics") > 0
-    ffedit.stats(zoo.shared("llama"), [1], TEXT)
+    ffedit.collect_stats(zoo.shared("llama"), [1], corpus=TEXT)
     assert tokens(planned(FACTS[:1]), "statistics") == 0
 
 

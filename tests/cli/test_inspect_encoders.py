@@ -42,7 +42,7 @@ def test_a_checkpoint_is_looked_into(
     assert (ran.code, ran.err) == (0, ""), ran.err
     view, expected = (
         json.loads(ran.out),
-        ffedit.inspect_memory(halves.stack_of(family, half or "encoder"), "1.7", corpus, 3),
+        ffedit.inspect_memory(halves.stack_of(family, half or "encoder"), "1.7", corpus=corpus, top=3),
     )
     assert [one["coefficient"] for one in view["triggers"]] == [one.coefficient for one in expected.triggers]
     assert view["stack"] == (half or "encoder") and view["removal"] is None
@@ -51,9 +51,9 @@ def test_a_checkpoint_is_looked_into(
 def test_a_decoder_is_its_own_stack(model: Path, corpus: Corpus) -> None:
     (stack,) = ffedit.load_stacks(model)
     assert stack.causal and stack.name == str(model)
-    view = ffedit.inspect_memory(stack, "1.7", corpus, 3)
-    assert view == ffedit.inspect_memory(ffedit.load(model), "1.7", corpus, 3) and view.note is None
-    assert ffedit.inspect_memory(stack, "1.7", Corpus(tokens=60), 2).corpus.startswith("text sampled")
+    view = ffedit.inspect_memory(stack, "1.7", corpus=corpus, top=3)
+    assert view == ffedit.inspect_memory(ffedit.load(model), "1.7", corpus=corpus, top=3) and view.note is None
+    assert ffedit.inspect_memory(stack, "1.7", corpus=Corpus(tokens=60), top=2).corpus.startswith("text sampled")
 
 
 Refused = Callable[..., str]
@@ -91,5 +91,5 @@ def test_what_cannot_be_looked_into_leaves_one_line(refused: Refused, empty: Pat
 def test_a_stack_without_a_head_is_refused_in_one_line(corpus: Corpus) -> None:
     (stack,) = ffedit.load_stacks((hf.BertModel(halves.model("bert").config), halves.tokenizer()))
     with pytest.raises(ModelError, match="BertModel has no unembedding") as caught:
-        ffedit.inspect_memory(stack, "0.1", corpus)
+        ffedit.inspect_memory(stack, "0.1", corpus=corpus)
     assert "\n" not in str(caught.value)

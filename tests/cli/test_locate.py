@@ -198,7 +198,7 @@ def test_without_layers_those_are_mapped_whose_statistics_are_there(
     locate: Command, few_names: tuple[str, ...], model: Path
 ) -> None:
     editable = ffedit.load(model)
-    ffedit.stats(editable, [2], ffedit.Corpus(tokens=600))
+    ffedit.collect_stats(editable, [2], corpus=ffedit.Corpus(tokens=600))
     result = found(locate("fact.json", "--leak", "--json", "-"))["facts"][0]
     assert result["site_map"]["layers"] == [2] and None not in np.ravel(result["trace"]["effects"]).tolist()
 

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console, RenderableType
 from shown import shown
 
-from ffedit import Choice
+from ffedit import LayerChoice
 from ffedit.display.terminal.heat_map import averages_table
 from ffedit.display.terminal.layer_choice import compare_layers, trial_edits
 from ffedit.layer_choice.calibrate import LayerScore, Sweep
@@ -139,11 +139,13 @@ def test_what_was_not_measured_is_left_out() -> None:
     assert "Not measured" not in words(compare_layers(Sweep(ROWS, 0, 0.5)))
 
 
-def tried(*scores: float, **others: Any) -> Choice:
+def tried(*scores: float, **others: Any) -> LayerChoice:
     """A choice among layers of these scores."""
     rows = tuple(LayerScore(layer, None, 1.0, None, 0.5, score) for layer, score in enumerate(scores, 3))
     prompts = {"efficacy": 6, "paraphrase": 0, "specificity": 17}
-    return Choice(**{"layer": 3, "method": "rome", "asked": 64, "known": 9, "rows": rows, "prompts": prompts, **others})
+    return LayerChoice(
+        **{"layer": 3, "method": "rome", "asked": 64, "known": 9, "rows": rows, "prompts": prompts, **others}
+    )
 
 
 def test_the_layers_that_were_tried_are_marked_and_counted() -> None:

@@ -30,14 +30,14 @@ def views(tmp_path_factory: pytest.TempPathFactory) -> dict[str, View]:
     folder = tmp_path_factory.mktemp("pages")
     (folder / "text.txt").write_text(TEXT * 3)
     corpus, editable = Corpus(folder / "text.txt"), zoo.shared("gpt2")
-    memory = inspect_memory(editable, "1.7", corpus, top=4)
-    prompt = inspect_prompt(editable, PROMPT, {"1.7": 0.0}, "Rome", top=2)
-    edit = inspect_edit(editable, made(editable, {1: 1}, size=0.3), corpus, top=3)
+    memory = inspect_memory(editable, "1.7", corpus=corpus, top=4)
+    prompt = inspect_prompt(editable, PROMPT, scaled={"1.7": 0.0}, promoted="Rome", top=2)
+    edit = inspect_edit(editable, made(editable, {1: 1}, size=0.3), corpus=corpus, top=3)
     encoder = load_stacks((halves.model("bert"), zoo.words()))[0]
     (folder / "texts.jsonl").write_text(f'{{"text": "{PROMPT} Paris"}}\n' * 3)
     texts = Corpus(folder / "texts.jsonl")
     return {
-        "encoder_memory": inspect_memory(encoder, "1.7", texts, top=3),
+        "encoder_memory": inspect_memory(encoder, "1.7", corpus=texts, top=3),
         "memory": memory,
         "prompt": prompt,
         "edit": edit,

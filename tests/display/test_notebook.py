@@ -42,7 +42,7 @@ def results(editable: ffedit.Editable, fact: ffedit.Fact) -> dict[str, Any]:
         "report": ffedit.evaluate(editable, fact, edit),
         "explanation": ffedit.explain(editable, fact, edit),
         "prompt": ffedit.inspect_prompt(editable, fact.text),
-        "memory": ffedit.inspect_memory(editable, "1.17", ffedit.Corpus(tokens=512)),
+        "memory": ffedit.inspect_memory(editable, "1.17", corpus=ffedit.Corpus(tokens=512)),
         "diff": ffedit.diff("atlas", "atlas"),
         "matrix": editable.memories[1],
         "memories": editable.memories,

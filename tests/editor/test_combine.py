@@ -66,7 +66,7 @@ def missed(editable: Editable, parts: Sequence[Edit], whole: Edit, at: Address =
 def test_all_keys_get_their_values_where_the_sum_misses_them(family: str) -> None:
     editable = zoo.trained(family, True)
     parts = [write(editable, [FACT]), write(editable, [SECOND, THIRD])]
-    both = combine(editable, parts, "emmet", stats(editable), CONFIG)
+    both = combine(editable, parts, "emmet", stats=stats(editable), config=CONFIG)
     assert min(missed(editable, parts, parts[0] + parts[1])) > 1e-2, "crosstalk"
     assert max(missed(editable, parts, both)) < 1e-8
     assert both.facts == (FACT, SECOND, THIRD) and both.rank == 3
@@ -78,14 +78,17 @@ def test_all_keys_get_their_values_where_the_sum_misses_them(family: str) -> Non
 def test_a_combination_is_what_writing_all_at_once_gives() -> None:
     editable = zoo.trained("gpt2", True, torch.float64)
     parts = [write(editable, [FACT]), write(editable, [SECOND, THIRD])]
-    both, at_once = combine(editable, parts, "emmet", stats(editable), CONFIG), write(editable, [FACT, SECOND, THIRD])
+    both, at_once = (
+        combine(editable, parts, "emmet", stats=stats(editable), config=CONFIG),
+        write(editable, [FACT, SECOND, THIRD]),
+    )
     torch.testing.assert_close(both.updates[AT].dense, at_once.updates[AT].dense, rtol=1e-6, atol=1e-8)
 
 
 def test_in_a_real_forward_pass_the_facts_are_said_and_the_model_is_left_alone() -> None:
     editable = zoo.trained("gpt2", True)
     before, parts = zoo.snapshot(editable), [write(editable, [FACT]), write(editable, [SECOND])]
-    both = combine(editable, parts, "emmet", stats(editable), CONFIG)
+    both = combine(editable, parts, "emmet", stats=stats(editable), config=CONFIG)
     assert zoo.unchanged(editable, before)
     both.apply_(editable)
     both.undo_(editable)
@@ -97,7 +100,7 @@ def test_a_combination_by_least_squares_is_closer_than_the_sum(method: str) -> N
     editable = zoo.trained("gpt2", True)
     config = with_numbers(CONFIG, alphaedit_null_share=0.3)
     parts = [write(editable, facts, method, config=config) for facts in ([FACT], [SECOND, THIRD])]
-    both = combine(editable, parts, method, stats(editable), config)
+    both = combine(editable, parts, method, stats=stats(editable), config=config)
     assert sum(missed(editable, parts, both)) < 0.7 * sum(missed(editable, parts, parts[0] + parts[1]))
 
 
@@ -105,7 +108,7 @@ def test_in_other_layers_each_key_is_read_above_what_the_union_changes() -> None
     """With the union applied, what a forward pass finds at each subject is moved by what its edit asked for."""
     editable = zoo.trained("gpt2", True, torch.float64)
     parts = [write(editable, [FACT], layer=0), write(editable, [SECOND], layer=1)]
-    both = combine(editable, parts, "emmet", stats(editable, 0, 1), CONFIG)
+    both = combine(editable, parts, "emmet", stats=stats(editable, 0, 1), config=CONFIG)
     assert both.layers == [0, 1] and both.rank == 1
     (prompt_set,) = build_prompts(editable, [[SECOND]], CONFIG)
     W = editable.memories[AT].value.double()
@@ -127,14 +130,14 @@ def test_keys_are_read_again_in_the_texts_that_the_edits_were_worded_in() -> Non
     parts = [write(editable, [FACT], layer=0), write(editable, [SECOND], layer=1)]
     moments = stats(editable, 0, 1)
     other = with_numbers(CONFIG, contexts=0, seed=9)
-    found, expected = (combine(editable, parts, "emmet", moments, config) for config in (other, CONFIG))
+    found, expected = (combine(editable, parts, "emmet", stats=moments, config=config) for config in (other, CONFIG))
     torch.testing.assert_close(found.keys[AT], expected.keys[AT], rtol=1e-9, atol=1e-12)
 
 
 def test_the_provenance_says_where_each_value_came_from() -> None:
     editable = zoo.trained("gpt2", True)
     parts = [write(editable, [FACT]), write(editable, [SECOND, THIRD])]
-    about = combine(editable, parts, "memit", stats(editable), CONFIG).provenance
+    about = combine(editable, parts, "memit", stats=stats(editable), config=CONFIG).provenance
     names = [part.fingerprint() for part in parts]
     assert [one["from"] for one in about["solved"]] == [names[0], names[1], names[1]]
     assert [one["subject"] for one in about["solved"]] == [fact.subject for fact in (FACT, SECOND, THIRD)]
@@ -160,7 +163,7 @@ def test_what_cannot_be_combined_is_refused_in_one_line() -> None:
     before = zoo.snapshot(editable)
     for edits, method, words in cases:
         with pytest.raises(EditError) as caught:
-            combine(editable, edits, method, moments, CONFIG)
+            combine(editable, edits, method, stats=moments, config=CONFIG)
         assert words in str(caught.value) and "\n" not in str(caught.value)
     assert zoo.unchanged(editable, before)
 
@@ -169,14 +172,14 @@ def test_statistics_of_every_layer_are_needed() -> None:
     editable = zoo.trained("gpt2", True)
     parts: list[Any] = [write(editable, [FACT], layer=0), write(editable, [SECOND], layer=1)]
     with pytest.raises(EditError, match="no statistics of layer 0"):
-        combine(editable, parts, "emmet", stats(editable, 1), CONFIG)
+        combine(editable, parts, "emmet", stats=stats(editable, 1), config=CONFIG)
 
 
 def test_a_sum_can_be_solved_again() -> None:
     editable = zoo.trained("gpt2", True)
     parts = [write(editable, [FACT]), write(editable, [SECOND])]
-    again = combine(editable, [parts[0] + parts[1]], "emmet", stats(editable), CONFIG)
-    both = combine(editable, parts, "emmet", stats(editable), CONFIG)
+    again = combine(editable, [parts[0] + parts[1]], "emmet", stats=stats(editable), config=CONFIG)
+    both = combine(editable, parts, "emmet", stats=stats(editable), config=CONFIG)
     values: list[Tensor] = [one.updates[AT].dense for one in (again, both)]
     torch.testing.assert_close(*values, rtol=1e-9, atol=1e-12)
 
@@ -184,11 +187,11 @@ def test_a_sum_can_be_solved_again() -> None:
 def test_an_edit_that_was_solved_again_still_knows_the_texts_of_each_value() -> None:
     editable = zoo.trained("gpt2", True)
     parts = [write(editable, [FACT]), write(editable, [SECOND], config=with_numbers(CONFIG, contexts=1))]
-    both = combine(editable, parts, "emmet", stats(editable), CONFIG)
+    both = combine(editable, parts, "emmet", stats=stats(editable), config=CONFIG)
     assert {name: numbers["prompts"]["contexts"] for name, numbers in both.provenance["configs"].items()} == {
         parts[0].fingerprint(): 2,
         parts[1].fingerprint(): 1,
     }
-    again = combine(editable, [both], "emmet", stats(editable), CONFIG)
+    again = combine(editable, [both], "emmet", stats=stats(editable), config=CONFIG)
     assert again.provenance["configs"] == both.provenance["configs"]
     assert again.fingerprint() == both.fingerprint()

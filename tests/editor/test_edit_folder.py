@@ -140,7 +140,7 @@ def test_a_failed_save_leaves_nothing_and_what_was_there_stays(tmp_path: Path, m
     monkeypatch.setattr("ffedit.editor.edit.save_file", fail)
     for name, force in (("new", False), ("old", True)):
         with pytest.raises(EditError, match="No space left"):
-            made().save(tmp_path / name, force)
+            made().save(tmp_path / name, force=force)
     assert [p.name for p in tmp_path.iterdir()] == ["old"]
     assert (tmp_path / "old" / "manifest.json").read_text() == before
 

@@ -133,7 +133,7 @@ def test_keep_and_also_are_kept_with_the_edit_and_in_a_combination(tmp_path: obj
     edit.save(f"{tmp_path}/e")
     loaded = ffedit.Edit.load(f"{tmp_path}/e")
     assert loaded.facts == (fact,) and loaded.fingerprint() == edit.fingerprint()
-    both = combine(editable, [edit, write(editable, SECOND)], "emmet", CORPUS, quick())
+    both = combine(editable, [edit, write(editable, SECOND)], "emmet", stats=CORPUS, config=quick())
     assert both.facts == (fact, SECOND)
     torch.testing.assert_close(both.keys[Address(1)][:, :1], edit.keys[Address(1)])
 

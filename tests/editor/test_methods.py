@@ -102,7 +102,7 @@ def test_keys_that_no_exact_value_can_be_given_are_refused_before_values_are_cho
             write(editable, [FACT, tower], "emmet", layers, **BARE)
     for method in EXACT:
         with pytest.raises(EditError, match=r"key 1 of 1 is the same as another, or a mixture .* kept keys"):
-            write(editable, [tower], method, after=[kept], **BARE)
+            write(editable, [tower], method, preserve=[kept], **BARE)
     assert clean(editable, before)
 
 

@@ -35,7 +35,7 @@ def written(editable: Editable, fact: Fact, method: str, stats: Mapping[Address,
 def test_an_edit_by_a_kept_factor_is_the_edit_and_nothing_is_factored_anew(
     editable: Editable, method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stats = ffedit.stats(editable, [1])
+    stats = ffedit.collect_stats(editable, [1])
     dense = [written(editable, fact, method, stats, names_weight=3.0) for fact in (FACT, OTHER)]
     factored: list[Tensor] = []
     kept = module.factor
@@ -53,7 +53,7 @@ def test_an_edit_by_a_kept_factor_is_the_edit_and_nothing_is_factored_anew(
 def test_a_factor_is_not_saved_with_the_moments(
     editable: Editable, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:
-    stats = ffedit.stats(editable, [1])
+    stats = ffedit.collect_stats(editable, [1])
     stats[Address(1)].save(tmp_path / "before")
     monkeypatch.setattr(module, "LONG", 1)
     written(editable, FACT, "memit", stats, names_weight=3.0)

@@ -180,7 +180,7 @@ def test_edits_of_different_experts_combine() -> None:
     editable = zoo.build("mixtral")
     layer = len(editable.layers) - 2
     parts = [edited(editable, facts=(fact,)) for fact in (FACT, SECOND)]
-    both = ffedit.combine(editable, parts, "emmet", TEXT, BARE)
+    both = ffedit.combine(editable, parts, "emmet", stats=TEXT, config=BARE)
     assert set(both.updates) == set(parts[0].updates) | set(parts[1].updates)
     for fact, part in zip((FACT, SECOND), parts, strict=True):
         was = output(editable, layer, fact)

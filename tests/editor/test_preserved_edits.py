@@ -14,7 +14,7 @@ from writing import CORPUS, FACT, SECOND, quick
 
 import ffedit
 from ffedit import EditError, Fact
-from ffedit.editor.checks import check_after
+from ffedit.editor.checks import check_preserved
 from ffedit.editor.key import build_prompts
 from ffedit.editor.statistics import collect
 from ffedit.editor.value import Value
@@ -54,10 +54,10 @@ def test_what_is_written_already_is_not_written_again(name: str, method: str, re
     editable, facts, layer = request.getfixturevalue(name)
     stats, at = collect(editable, [editable.memories[layer]], CORPUS), Address(layer)
     assert ffedit.evaluate(editable, facts).before.generation == 0.0
-    first = ffedit.edit(editable, facts, method, [layer], stats=stats)
+    first = ffedit.edit(editable, facts, method, layers=[layer], stats=stats)
     assert min(len(one["loss"]) for one in first.provenance["solved"]) > 1
     with first.applied(editable):
-        again = ffedit.edit(editable, facts, method, [layer], stats=stats)
+        again = ffedit.edit(editable, facts, method, layers=[layer], stats=stats)
         assert again.norms()[at] <= 0.1 * first.norms()[at]
         assert ffedit.evaluate(editable, facts).before.generation == 1.0
 
@@ -73,7 +73,7 @@ def test_what_earlier_edits_stored_is_kept(family: str, method: str) -> None:
     moved = []
     # A share of the directions that leaves something in both edits' keys.
     for after in ((), (first,)):
-        edit = write(editable, [THIRD], method, after=after, **BARE, alphaedit_null_share=0.3)
+        edit = write(editable, [THIRD], method, preserve=after, **BARE, alphaedit_null_share=0.3)
         assert edit.provenance["after"] == [one.fingerprint() for one in after]
         with edit.applied(editable):
             now = outputs(editable, 1, prompt_sets)
@@ -91,7 +91,7 @@ def test_the_earlier_value_of_a_subject_that_is_edited_again_is_free(method: str
     first = write(editable, [FACT, SECOND], method, **BARE)
     first.apply_(editable)
     other = dataclasses.replace(FACT, target="Madrid", previous="Rome")
-    edit = write(editable, [other], method, after=[first], **BARE, context_weight=0.0, alphaedit_null_share=0.3)
+    edit = write(editable, [other], method, preserve=[first], **BARE, context_weight=0.0, alphaedit_null_share=0.3)
     own, kept = ((edit.updates[at] @ first.keys[at][:, i]).norm() for i in range(2))
     asked = (edit.values[at] - editable.memories[at].value.double() @ edit.keys[at]).norm()
     assert float(own) > 0.5 * float(asked), "the first edit's key of this subject is free to give another value"
@@ -116,7 +116,7 @@ def test_alphaedit_tells_how_far_it_moves_what_is_kept_and_how_far_it_could(
     first = write(editable, [FACT, SECOND], "alphaedit", **BARE, alphaedit_null_share=0.3)
     assert first.provenance["guarantee"]["1"]["kept"] == {"keys": 0, "moved": 0.0, "bound": 0.0}
     first.apply_(editable)
-    edit = write(editable, [THIRD], "alphaedit", after=[first], **BARE, alphaedit_null_share=0.3)
+    edit = write(editable, [THIRD], "alphaedit", preserve=[first], **BARE, alphaedit_null_share=0.3)
     (told,) = edit.provenance["guarantee"].values()
     C, delta, kept = collect(editable, [editable.memories[1]], CORPUS)[at].C, edit.updates[at].dense, first.keys[at]
     eigenvalues, U = torch.linalg.eigh(C)
@@ -141,7 +141,7 @@ def test_what_was_fine_tuned_has_nothing_to_keep() -> None:
     editable, at = zoo.trained("gpt2", True), Address(1)
     mixed = write(editable, [FACT], "ft", ft_steps=2) + write(editable, [SECOND], "memit", **BARE)
     with mixed.applied(editable):
-        assert write(editable, [THIRD], "memit", after=[mixed], **BARE).norms()[at] > 0
+        assert write(editable, [THIRD], "memit", preserve=[mixed], **BARE).norms()[at] > 0
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -152,17 +152,17 @@ def test_an_edit_that_is_not_in_the_history_is_not_kept(dtype: torch.dtype) -> N
         edit.apply_(editable)
     chain.append(write(editable, [SECOND], "memit", **BARE))
     chain[1].apply_(editable)
-    check_after(editable, chain)
+    check_preserved(editable, chain)
     before = zoo.snapshot(editable)
     for after in ([absent], [*chain, absent], [absent, *chain]):
         with pytest.raises(
             EditError, match=f"{absent.fingerprint()} was computed on other .* apply it first"
         ) as caught:
-            write(editable, [AGAIN], "memit", after=after, **BARE)
+            write(editable, [AGAIN], "memit", preserve=after, **BARE)
         assert "\n" not in str(caught.value) and zoo.unchanged(editable, before)
     chain[0].undo_(editable)
     with pytest.raises(EditError, match=f"{chain[0].fingerprint()} was computed on other weights"):
-        check_after(editable, chain)
+        check_preserved(editable, chain)
 
 
 def test_edits_of_another_model_are_not_kept() -> None:
@@ -170,7 +170,7 @@ def test_edits_of_another_model_are_not_kept() -> None:
     shapes = r"\[32, 48\] in layer 1, where gpt2 has \[32, 128\]"
     for other, words in ((zoo.trained("llama", True), shapes), (alike, "is not in its history")):
         with pytest.raises(EditError, match=words) as caught:
-            write(editable, [SECOND], "alphaedit", after=[write(other, [FACT], "memit", **BARE)], **BARE)
+            write(editable, [SECOND], "alphaedit", preserve=[write(other, [FACT], "memit", **BARE)], **BARE)
         assert "\n" not in str(caught.value)
 
 

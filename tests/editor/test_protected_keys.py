@@ -88,11 +88,11 @@ def test_a_kept_prompt_without_the_subject_is_protected_with_its_answer() -> Non
 
 def test_python_recipe_and_combination_know_what_is_protected() -> None:
     editable, at = zoo.trained("gpt2", True), Address(1)
-    edit = ffedit.edit(editable, [FACT], "memit", 1, quick(), CORPUS, protect=["old tower"])
+    edit = ffedit.edit(editable, [FACT], "memit", layers=1, config=quick(), stats=CORPUS, protect=["old tower"])
     told = write(editable, method="memit", protect=("old tower",))
     assert torch.equal(edit.updates[at].dense, told.updates[at].dense)
     assert recipe_of(edit)["set"]["key.protect"] == ["old tower"]
-    both = combine(editable, [edit, write(editable, SECOND)], "emmet", CORPUS, quick())
+    both = combine(editable, [edit, write(editable, SECOND)], "emmet", stats=CORPUS, config=quick())
     assert both.provenance["protected"]["count"] == 1 and moved(editable, both, "old tower", "{}") < 1e-5
 
 
@@ -117,6 +117,6 @@ def test_bad_names_are_told() -> None:
     with pytest.raises(FactError, match="the model takes 64"):
         write_facts(editable, [FACT], "memit", [1], quick(protect=("the city of " * 30,)), CORPUS)
     with pytest.raises(FactError, match="protect must be a list"):
-        ffedit.edit(editable, [FACT], "memit", 1, quick(), CORPUS, protect="old tower")
+        ffedit.edit(editable, [FACT], "memit", layers=1, config=quick(), stats=CORPUS, protect="old tower")
     with pytest.raises(FactError, match=r"key\.protect must be a list"):
         KeyConfig(protect="old tower")  # type: ignore[arg-type]

@@ -25,21 +25,21 @@ __all__ = ["text", "verified_here"]
 
 def test_a_folder_is_what_was_collected(text: Path, tmp_path: Path) -> None:
     editable = zoo.shared("llama")
-    found = ffedit.stats(editable, [0, 2], Corpus(text, 400))
+    found = ffedit.collect_stats(editable, [0, 2], corpus=Corpus(text, 400))
     ffedit.save_stats(found, tmp_path / "stats")
     again = ffedit.load_stats(tmp_path / "stats", zoo.build("llama"))
     assert alike(found, again) and list(again) == [Address(0), Address(2)]
     with pytest.raises(EditError, match="exists already"):
         ffedit.save_stats(found, tmp_path / "stats")
     with pytest.raises(EditError, match=r"layers \[3\] were asked for, but llama has layers 0 to 2"):
-        ffedit.stats(editable, [3])
+        ffedit.collect_stats(editable, [3])
 
 
 def test_statistics_of_the_hub_are_downloaded_by_name_and_checked(
     text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     editable, asked = zoo.shared("llama"), []
-    folder = ffedit.save_stats(ffedit.stats(editable, [1], Corpus(text, 200)), tmp_path / "stats")
+    folder = ffedit.save_stats(ffedit.collect_stats(editable, [1], corpus=Corpus(text, 200)), tmp_path / "stats")
 
     def download(name: str, allow_patterns: str) -> str:
         asked.append((name, allow_patterns))
@@ -70,7 +70,9 @@ def test_what_is_pushed_must_be_written_first(capsys: pytest.CaptureFixture[str]
 
 
 def test_statistics_of_anything_else_are_refused_by_name(text: Path, tmp_path: Path) -> None:
-    folder = ffedit.save_stats(ffedit.stats(zoo.shared("llama"), [1], Corpus(text, 200)), tmp_path / "stats")
+    folder = ffedit.save_stats(
+        ffedit.collect_stats(zoo.shared("llama"), [1], corpus=Corpus(text, 200)), tmp_path / "stats"
+    )
 
     def refused(editable: Editable, message: str) -> None:
         with pytest.raises(EditError, match=message) as caught:
@@ -95,9 +97,9 @@ def test_on_an_edited_model_those_of_it_and_of_the_unedited_one_serve_and_no_oth
     editable, strange = zoo.build("gpt2", bos=True), zoo.build("gpt2", bos=True)
     with torch.no_grad():
         strange.model.get_parameter("transformer.h.0.mlp.c_fc.weight").mul_(-1.3)
-    unedited, other = (ffedit.stats(one, [1], Corpus(text, 200)) for one in (editable, strange))
+    unedited, other = (ffedit.collect_stats(one, [1], corpus=Corpus(text, 200)) for one in (editable, strange))
     write(editable, layer=0).apply_(editable)
-    edited, before = ffedit.stats(editable, [1], Corpus(text, 200)), zoo.snapshot(editable)
+    edited, before = ffedit.collect_stats(editable, [1], corpus=Corpus(text, 200)), zoo.snapshot(editable)
     for found in (unedited, edited):
         check_stats(editable, [editable.memories[1]], found)
     with pytest.raises(EditError, match="weights below that layer"):
@@ -112,7 +114,7 @@ def test_statistics_of_the_base_serve_a_checkpoint_that_keeps_what_its_edits_cha
 ) -> None:
     """In the layers above the edit, too, whose keys are no longer the base's."""
     editable = ffedit.load(on_disk("gpt2", tmp_path / "base"))
-    of_base = ffedit.stats(editable, [0, 1, 2], Corpus(text, 200))
+    of_base = ffedit.collect_stats(editable, [0, 1, 2], corpus=Corpus(text, 200))
     folder = ffedit.save_stats(of_base, tmp_path / "stats")
     first = write(editable, layer=0)
     again = ffedit.load(ffedit.export(editable, first, tmp_path / "once", originals=kept, verify="tensors").folder)
@@ -137,12 +139,12 @@ def test_statistics_of_the_base_serve_a_checkpoint_that_keeps_what_its_edits_cha
 def test_folders_of_different_texts_add_up(text: Path, tmp_path: Path) -> None:
     editable = zoo.shared("gpt2")
     (other := tmp_path / "other.txt").write_text(TEXT * 40)
-    first, second = (ffedit.stats(editable, [0, 1], Corpus(path, 500)) for path in (text, other))
+    first, second = (ffedit.collect_stats(editable, [0, 1], corpus=Corpus(path, 500)) for path in (text, other))
     folders = [ffedit.save_stats(found, tmp_path / name) for name, found in (("a", first), ("b", second))]
     both = ffedit.merge_stats(folders)
     for address, moments in both.items():
         assert moments.count == 1000 and torch.equal(moments.sum, first[address].sum + second[address].sum)
-    longer = ffedit.stats(editable, [0], Corpus(text, 600))
+    longer = ffedit.collect_stats(editable, [0], corpus=Corpus(text, 600))
     folders.append(ffedit.save_stats(longer, tmp_path / "c"))
     with pytest.raises(EditError, match=r"same text.*count twice"):
         ffedit.merge_stats(folders)

@@ -87,7 +87,7 @@ def test_a_fact_is_edited_at_each_site_and_resumed_where_it_was_stopped(
     monkeypatch.setattr("ffedit.editor.name_keys.names", lambda: ("Rome", "Nile river"))
     editable = zoo.trained("gpt2", True)
     fact = Fact("Eiffel tower", "the {} is located in", "Rome", "Paris", neighbors=["the Nile river is located in"])
-    stats, before = ffedit.stats(editable, [0, 1], CORPUS), zoo.snapshot(editable)
+    stats, before = ffedit.collect_stats(editable, [0, 1], corpus=CORPUS), zoo.snapshot(editable)
     path, settings = tmp_path / "m.jsonl", {"model": "m"}
     site_quality.edit_at_sites(editable, fact, (0, 1), quick(), stats, Journal(path, settings))
     lines = Journal(path, settings).lines

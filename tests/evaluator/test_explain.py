@@ -238,7 +238,7 @@ def test_an_edit_is_the_sum_of_what_it_adds_for_each_subject() -> None:
 
 def test_right_and_wrong_are_those_of_the_metrics() -> None:
     editable = trained("gpt2")
-    edit = ffedit.edit(editable, [FACT, CURIE], "memit", 0, quick(steps=20, step_size=0.2), CORPUS)
+    edit = ffedit.edit(editable, [FACT, CURIE], "memit", layers=0, config=quick(steps=20, step_size=0.2), stats=CORPUS)
     report, found = ffedit.evaluate(editable, [FACT, CURIE], edit), ffedit.explain(editable, [FACT, CURIE], edit)
     prompts = {"generation": 1, "paraphrase_generation": 1, "same_subject": 1, "neighbor_generation": 1}
     assert report.before.same_subject == report.before.neighbor_generation == 1 and found.wrong

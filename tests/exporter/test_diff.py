@@ -287,5 +287,5 @@ def test_the_facts_of_an_edited_checkpoint_come_along(tmp_path: Path) -> None:
     edit.apply_(editable)
     editable.model.save_pretrained(tmp_path / "edited")
     embed(tmp_path / "edited", [edit], {})
-    found = ffedit.recovered(ffedit.load(base), ffedit.diff(base, tmp_path / "edited"))
+    found = ffedit.edit_from_diff(ffedit.load(base), ffedit.diff(base, tmp_path / "edited"))
     assert found.facts == edit.facts and found.rank == 1 and found.base == edit.base

@@ -73,7 +73,7 @@ def cases(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Case]]
             editable = load_saved(family, dtype, base / f"{family}-base")
             before = zoo.snapshot(editable)
             config = quick()
-            edit = ffedit.edit(editable, [FACT], "rome", [1], config, Corpus(tokens=300))
+            edit = ffedit.edit(editable, [FACT], "rome", layers=[1], config=config, stats=Corpus(tokens=300))
             report = ffedit.evaluate(editable, [FACT], edit)
             edit = edit.scored(report)
             if family != "llama":  # one fresh process is enough
@@ -282,6 +282,6 @@ def test_an_edit_of_another_model_is_not_exported(cases: dict[str, Case], tmp_pa
 def test_a_fact_alone_is_edited_and_evaluated(cases: dict[str, Case]) -> None:
     case = cases["gpt2"]
     config = quick()
-    edit = ffedit.edit(case.editable, FACT, "rome", [1], config, Corpus(tokens=300))
+    edit = ffedit.edit(case.editable, FACT, "rome", layers=[1], config=config, stats=Corpus(tokens=300))
     assert edit.fingerprint() == case.edit.fingerprint()
     assert ffedit.evaluate(case.editable, FACT, edit).after == case.report.after

@@ -163,7 +163,7 @@ def test_an_adapter_that_is_not_the_edit_is_not_left(tmp_path: Path, monkeypatch
 def test_what_quantisation_loses_is_measured_at_the_keys_of_the_edit(tmp_path: Path) -> None:
     file = write(tmp_path / "base.gguf", Kind.Q8_0)
     editable = ffedit.load(file)
-    edit = ffedit.edit(editable, ffedit.Fact("Eiffel tower", "the {} is", " Rome"), "rome", [0], quick())
+    edit = ffedit.edit(editable, ffedit.Fact("Eiffel tower", "the {} is", " Rome"), "rome", layers=[0], config=quick())
     (packed,) = ffedit.export(editable, edit, tmp_path / "edited.gguf").packed
     delta, K = edit.updates[Address(0)].dense, edit.keys[Address(0)].double()
     error = unpacked(tensors(tmp_path / "edited.gguf")[packed.name]).double() - editable.memories[0].value.double()

@@ -47,7 +47,7 @@ def exported(base: Path, edits: list[Edit], place: Path, **how: bool) -> Path:
     return base
 
 
-def refused(*arguments: object, **how: bool) -> str:
+def refused(*arguments: object, **how: bool | int | str) -> str:
     place = Path(str(arguments[1])).parent
     before = disk(place)
     with pytest.raises(EditError) as caught:
@@ -64,7 +64,7 @@ def test_undone_in_any_order_it_is_as_if_never_written(base: Path, edits: list[E
         for step in order:
             gone = edits[step]
             place = tmp_path / f"undo{order}{step}"
-            folder = ffedit.undo(folder, place, gone.fingerprint(), verify="tensors").folder
+            folder = ffedit.undo(folder, place, edit=gone.fingerprint(), verify="tensors").folder
             left.remove(gone)
             assert same(weights(folder), written_by_hand(weights(base), editable, *left))
             assert [e.fingerprint() for e in history(folder)] == [e.fingerprint() for e in left]
@@ -78,7 +78,7 @@ def test_the_last_is_undone_unless_another_is_named(base: Path, edits: list[Edit
     done = ffedit.undo(folder, tmp_path / "last")
     assert done.exact and done.edit.fingerprint() == edits[2].fingerprint() and done.checked.logits
     assert same(weights(tmp_path / "last"), weights(tmp_path / "with1"))
-    ffedit.undo(folder, tmp_path / "first", 0)
+    ffedit.undo(folder, tmp_path / "first", edit=0)
     assert same(weights(tmp_path / "first"), written_by_hand(weights(base), editable, *edits[1:]))
     card = (tmp_path / "first" / "README.md").read_text(encoding="utf-8")
     assert edits[1].fingerprint() in card and "was undone" in card
@@ -86,7 +86,7 @@ def test_the_last_is_undone_unless_another_is_named(base: Path, edits: list[Edit
 
 def test_only_what_the_undone_edit_changed_is_rewritten(base: Path, edits: list[Edit], tmp_path: Path) -> None:
     folder = exported(base, edits[:2], tmp_path)
-    ffedit.undo(folder, tmp_path / "out", 0)
+    ffedit.undo(folder, tmp_path / "out", edit=0)
     shards = {path.name for path in folder.glob("*.safetensors")}
     copied = {name for name in shards if not (tmp_path / "out" / name).samefile(folder / name)}
     changed = contents(folder)["model.layers.1.mlp.down_proj.weight"].file.name
@@ -96,10 +96,10 @@ def test_only_what_the_undone_edit_changed_is_rewritten(base: Path, edits: list[
 def test_what_is_not_there_cannot_be_undone(base: Path, edits: list[Edit], tmp_path: Path) -> None:
     assert "no edits in it" in refused(base, tmp_path / "out")
     folder = exported(base, edits[:2], tmp_path)
-    once = ffedit.undo(folder, tmp_path / "once", edits[0].fingerprint()).folder
-    line = refused(once, tmp_path / "out", edits[0].fingerprint())
+    once = ffedit.undo(folder, tmp_path / "once", edit=edits[0].fingerprint()).folder
+    line = refused(once, tmp_path / "out", edit=edits[0].fingerprint())
     assert "undone already?" in line and edits[1].fingerprint() in line
-    assert "undone already?" in refused(folder, tmp_path / "out", 2)
+    assert "undone already?" in refused(folder, tmp_path / "out", edit=2)
     assert "exists already" in refused(folder, once)
 
 
@@ -166,7 +166,7 @@ def test_undo_by_command(base: Path, edits: list[Edit], tmp_path: Path, capsys: 
 def test_the_models_history_undoes_what_the_checkpoint_holds(base: Path, edits: list[Edit], tmp_path: Path) -> None:
     loaded = ffedit.load(exported(base, edits[:2], tmp_path))
     edits[0].undo_(loaded)
-    one = ffedit.load(ffedit.undo(tmp_path / "with1", tmp_path / "one", 0).folder)
+    one = ffedit.load(ffedit.undo(tmp_path / "with1", tmp_path / "one", edit=0).folder)
     assert zoo.unchanged(loaded, zoo.snapshot(one))
     edits[1].undo_(loaded)
     assert zoo.unchanged(loaded, zoo.snapshot(ffedit.load(base)))
@@ -205,7 +205,7 @@ def test_what_was_before_all_edits_is_known_when_the_first_is_undone(
     upon = made(loaded, {1: 1}, SECOND, seed=3)  # computed with the first edit, as is
     again = made(loaded, {2: 1}, THIRD, seed=4)  # this one
     both = ffedit.export(first, upon, tmp_path / "both").folder
-    left = ffedit.load(ffedit.undo(both, tmp_path / "left", 0).folder)
+    left = ffedit.load(ffedit.undo(both, tmp_path / "left", edit=0).folder)
     with pytest.raises(EditError, match="was computed on weights"):
         again.apply_(left)
     edits[2].apply_(left)  # computed on the base

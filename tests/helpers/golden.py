@@ -94,7 +94,7 @@ def make(folder: Path, place: Path) -> None:
     }
     for name, edit in edits.items():
         edit.noted(model="micro").save(folder / "edits" / name)
-    stats = ffedit.stats(editable, [LAYER], CORPUS)
+    stats = ffedit.collect_stats(editable, [LAYER], corpus=CORPUS)
     ffedit.save_stats(stats, folder / "stats")
     first = ffedit.export(base, rome, place / "first", verify="tensors").folder
     ffedit.export(first, memit, folder / "checkpoint", verify="tensors")

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from ffedit import Slot
+from ffedit import MemoryIndex
 
 EVIL = "<script>alert(1)</script>\"'&\x00\x1b\n\u202eright\ud800 שלום "
 VOID = {"meta", "link", "line", "path", "circle", "rect", "input"}
@@ -88,7 +88,7 @@ def poisoned(value: Any, ours: Collection[str]) -> Any:
         return type(value)(poisoned(inner, ours) for inner in value)
     if isinstance(value, dict):
         return {key: inner if key in ours else poisoned(inner, ours) for key, inner in value.items()}
-    if is_dataclass(value) and not isinstance(value, Slot | type):
+    if is_dataclass(value) and not isinstance(value, MemoryIndex | type):
         mine = {one.name: getattr(value, one.name) for one in fields(value) if one.name not in ours}
         return replace(value, **{name: poisoned(inner, ours) for name, inner in mine.items()})
     return value

@@ -283,7 +283,7 @@ class UndoMachine(RuleBasedStateMachine):
         if pair[0] is pair[1] or not {edit.fingerprint() for edit in pair} <= names:
             return
         try:
-            edit = ffedit.combine(self.editable, pair, "emmet", CORPUS)
+            edit = ffedit.combine(self.editable, pair, "emmet", stats=CORPUS)
         except EditError:
             return
         self._keep(edit)
@@ -413,7 +413,7 @@ class UndoMachine(RuleBasedStateMachine):
             words = ["undo", str(folder), "--out", str(out), "--edit", name, "--verify", "tensors", "--quiet"]
             assert invoke(words) == 0
         else:
-            assert ffedit.undo(folder, out, number, verify="tensors").exact
+            assert ffedit.undo(folder, out, edit=number, verify="tensors").exact
         self._check_files(out, held[:number] + held[number + 1 :])
         self._steps("undone on disk")
         return self.checkpoints[-1]

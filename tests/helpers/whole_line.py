@@ -39,7 +39,7 @@ def of_edit(edit: Edit) -> list[Any]:
 
 def steps(editable: Editable, folder: Path) -> Iterator[tuple[str, Any]]:
     """Each step's name and numbers."""
-    stats = ffedit.stats(editable, [0, 1], CORPUS)
+    stats = ffedit.collect_stats(editable, [0, 1], corpus=CORPUS)
     yield "stats", [[moments.sum, moments.ridge, moments.condition] for moments in stats.values()]
     for kind in ("state", "feed_forward"):
         yield f"locate {kind}", ffedit.locate(editable, FACT, samples=2, kind=kind).effects
@@ -52,13 +52,13 @@ def steps(editable: Editable, folder: Path) -> Iterator[tuple[str, Any]]:
     first = write_facts(editable, FACTS[:1], "memit", [1], quick(steps=3), stats)
     first.apply_(editable)
     for method in ("alphaedit", "rome"):
-        edit = write_facts(editable, FACTS[1:], method, [1], quick(steps=3), stats, after=[first])
+        edit = write_facts(editable, FACTS[1:], method, [1], quick(steps=3), stats, preserve=[first])
         yield f"{method} after another", of_edit(edit)
     first.undo_(editable)
     memory = str(editable.memories[1].address) if 1 in editable.memories else "1.0"
-    yield "inspect memory", ffedit.inspect_memory(editable, f"{memory}.5", CORPUS).to_dict()
+    yield "inspect memory", ffedit.inspect_memory(editable, f"{memory}.5", corpus=CORPUS).to_dict()
     yield "inspect prompt", ffedit.inspect_prompt(editable, PROMPT).to_dict()
-    yield "inspect edit", ffedit.inspect_edit(editable, first, CORPUS).to_dict()
+    yield "inspect edit", ffedit.inspect_edit(editable, first, corpus=CORPUS).to_dict()
 
 
 def numbers(value: Any) -> list[float]:

@@ -64,7 +64,7 @@ def corpus(tmp_path: Path) -> Corpus:
 def test_what_a_text_reads_is_what_two_plain_passes_find(family: str, dense: bool, corpus: Corpus) -> None:
     editable = zoo.build(family)
     edit, before = made(editable, {0: 2, 2: 1}, size=0.3, dense=dense), zoo.snapshot(editable)
-    view = inspect_edit(editable, edit, corpus, top=4)
+    view = inspect_edit(editable, edit, corpus=corpus, top=4)
     assert zoo.unchanged(editable, before) and not editable.history.edits
     ids = torch.tensor([editable.tokenizer(TEXT)["input_ids"]])
     assert ids.shape[1] <= 64 and view.tokens == ids.shape[1] - 1 and view.edit == edit.fingerprint()
@@ -101,7 +101,7 @@ def test_what_a_text_reads_is_what_two_plain_passes_find(family: str, dense: boo
 
 def test_the_view_of_a_written_fact_says_the_new_object(written: tuple[Editable, Edit]) -> None:
     editable, edit = written
-    view = inspect_edit(editable, edit, Corpus(tokens=256), top=3)
+    view = inspect_edit(editable, edit, corpus=Corpus(tokens=256), top=3)
     ((before, after),) = view.prompts
     said = [one.prediction.top[0].token.strip() for one in (before, after)]
     assert said == [FACT.previous, FACT.target]
@@ -117,7 +117,7 @@ def test_an_edit_that_is_in_the_model_or_of_another_is_refused(corpus: Corpus) -
     editable = zoo.build("gpt2")
     edit = made(editable, {1: 1})
     with edit.applied(editable), pytest.raises(EditError, match="applied already"):
-        inspect_edit(editable, edit, corpus)
+        inspect_edit(editable, edit, corpus=corpus)
     with pytest.raises(EditError):
-        inspect_edit(zoo.build("gpt2", seed=1), edit, corpus)
+        inspect_edit(zoo.build("gpt2", seed=1), edit, corpus=corpus)
     assert not editable.history.edits

@@ -88,7 +88,7 @@ def test_a_memory_of_an_encoder_is_what_a_plain_search_finds(family: str, half: 
     # Spots of equal strength may come in either order: a T5 decoder starts with the token that the text then has again.
     apart = (largest[-1] > 0) & (largest[:-1] - largest[1:] > 1e-4 * largest[0]).all(0)
     for index in apart.nonzero()[::9, 0].tolist()[:3]:
-        view = ffedit.inspect_memory(stack, f"1.{index}", corpus, top=TOP)
+        view = ffedit.inspect_memory(stack, f"1.{index}", corpus=corpus, top=TOP)
         m = {spot: float(m_of[index]) for spot, m_of in all_of_it.items()}
         best = sorted((spot for spot in m if m[spot] > 0), key=lambda spot: -m[spot])[:TOP]
         strengths = [m[spot] for spot in best]

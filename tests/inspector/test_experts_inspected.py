@@ -89,7 +89,7 @@ def test_the_last_stream_reads_as_the_prediction_and_shares_make_one(family: str
 
 @pytest.mark.parametrize("width", [80, 120])
 def test_a_prompt_is_told_with_its_experts(width: int) -> None:
-    view = inspect_prompt(zoo.shared("qwen2_moe"), PROMPT, {"1.3.2": 0}, promoted="Rome", top=2)
+    view = inspect_prompt(zoo.shared("qwen2_moe"), PROMPT, scaled={"1.3.2": 0}, promoted="Rome", top=2)
     text = shown(prompt_view(view), width)
     for words in ("Experts that the token goes to", "router's weight inside", "shared (", "1.3.2 × 0"):
         assert words in text
@@ -105,7 +105,7 @@ def test_a_prompt_is_told_with_its_experts(width: int) -> None:
 @torch.no_grad()
 def test_a_memory_of_an_expert_is_what_a_plain_search_finds(family: str, corpus: Corpus) -> None:
     editable, block = zoo.shared(family), block_of(zoo.shared(family), 1)
-    view = inspect_memory(editable, "1.2.7", corpus, top=5)
+    view = inspect_memory(editable, "1.2.7", corpus=corpus, top=5)
     text = tuple(editable.tokenizer(TEXT * 2)["input_ids"])
     found: dict[tuple[int, ...], float] = {}
     sent = []
@@ -131,10 +131,10 @@ def test_a_memory_of_an_expert_is_what_a_plain_search_finds(family: str, corpus:
 
 
 def test_a_memory_of_an_expert_that_no_token_reaches_is_silent(corpus: Corpus) -> None:
-    text = shown(memory_view(inspect_memory(zoo.shared("mixtral"), "1.2.7", corpus)))
+    text = shown(memory_view(inspect_memory(zoo.shared("mixtral"), "1.2.7", corpus=corpus)))
     assert "expert 2 of layer 1" in text and "router" in text and "0 at all other tokens" in " ".join(text.split())
     for family, name in (("qwen2_moe", "1.4.7"), ("gpt2", "1.7")):  # all tokens go there
-        view = inspect_memory(zoo.shared(family), name, corpus)
+        view = inspect_memory(zoo.shared(family), name, corpus=corpus)
         assert view.sent is None and "router" not in shown(memory_view(view))
 
 
@@ -155,7 +155,7 @@ def test_names_that_are_none_are_refused_in_one_line(name: str, says: str) -> No
 
 
 def turns(name: str) -> None:
-    inspect_prompt(zoo.shared("mixtral"), PROMPT, {name: 0.0})
+    inspect_prompt(zoo.shared("mixtral"), PROMPT, scaled={name: 0.0})
 
 
 # The same memory read other ways ------------------------------------------------------------------
@@ -213,7 +213,7 @@ def test_an_edit_of_experts_is_what_two_plain_passes_find(family: str, corpus: C
     editable = zoo.build(family)
     places = {Address(1, 3): 1, Address(1, 2): 2, Address(2, 4 if family in SHARED else 0): 1}
     edit, before = made(editable, places, size=0.3), zoo.snapshot(editable)
-    view = inspect_edit(editable, edit, corpus, top=4)
+    view = inspect_edit(editable, edit, corpus=corpus, top=4)
     assert zoo.unchanged(editable, before) and not editable.history.edits
     assert [layer.address for layer in view.layers] == sorted(places)
     ids = torch.tensor([editable.tokenizer(TEXT * 2)["input_ids"]])[:, :-1]

@@ -8,7 +8,7 @@ import zoo
 from mixing import PLAIN, PROMPT
 from torch import Tensor
 
-from ffedit import Slot
+from ffedit import MemoryIndex
 from ffedit.errors import ModelError
 from ffedit.inspector import prompt_view as scaling
 from ffedit.inspector.prompt_view import inspect_prompt, scaled_memories
@@ -22,7 +22,7 @@ def test_turning_a_memory_is_scaling_its_value_and_leaves_nothing_behind(family:
     editable = zoo.build(family)
     before, plain_view = zoo.snapshot(editable), inspect_prompt(editable, PROMPT)
     strongest = [one.slot for layer in plain_view.layers for one in layer.firing[:2]]
-    view = inspect_prompt(editable, PROMPT, dict.fromkeys(strongest, factor))
+    view = inspect_prompt(editable, PROMPT, scaled=dict.fromkeys(strongest, factor))
     assert zoo.unchanged(editable, before)
     assert view.untouched == plain_view.prediction != view.prediction
     for slot in strongest:
@@ -47,7 +47,7 @@ def test_turns_inside_turns_multiply_and_an_error_undoes_them() -> None:
         pass
 
 
-def log_p(editable: Editable, ids: Tensor, slot: Slot, factor: float) -> float:
+def log_p(editable: Editable, ids: Tensor, slot: MemoryIndex, factor: float) -> float:
     with scaled_memories(editable.memories, {slot: factor}), torch.no_grad():
         return float(editable.model(input_ids=ids).logits[0, -1].double().log_softmax(-1)[40])
 
@@ -59,7 +59,7 @@ def test_slopes_are_the_derivatives_of_the_measured_effect(family: str) -> None:
     found = scaling.slopes(editable, ids, 40)
     assert set(found) == set(editable.memories)
     for address in sorted(found)[5:]:
-        slot = Slot(address, int(found[address].abs().argmax()))
+        slot = MemoryIndex(address, int(found[address].abs().argmax()))
         up, down = (log_p(editable, ids, slot, 1 + by) for by in (step, -step))
         # In float32, since grouped products know no other precision that is as fine.
         assert float(found[address][slot.index]) == pytest.approx((up - down) / (2 * step), rel=1e-2, abs=3e-3)

@@ -12,7 +12,7 @@ from shell import TEXT
 from shown import shown
 from torch import Tensor
 
-from ffedit import Corpus, EditError, Slot
+from ffedit import Corpus, EditError, MemoryIndex
 from ffedit.display.terminal.memories import memory_view
 from ffedit.inspector.memory_view import MemoryView, inspect_memory
 from ffedit.inspector.prompt_view import parse_scalings
@@ -29,7 +29,7 @@ def corpus(tmp_path: Path) -> Corpus:
     return Corpus(path)
 
 
-def coefficient(editable: Editable, slot: Slot, ids: tuple[int, ...]) -> float:
+def coefficient(editable: Editable, slot: MemoryIndex, ids: tuple[int, ...]) -> float:
     """m_i at the last of `ids`, which run by themselves."""
     with capture({0: editable.memories[slot.address].module}, inputs=True) as seen, torch.no_grad():
         editable.model(input_ids=torch.tensor([ids]))
@@ -45,8 +45,8 @@ def norm(x: Tensor, family: str, editable: Editable) -> Tensor:
 
 @pytest.mark.parametrize("family", ["opt", "gpt2", "llama"])  # ReLU, GELU, SwiGLU
 def test_a_memory_is_what_a_plain_search_finds(family: str, corpus: Corpus) -> None:
-    editable, slot = zoo.shared(family), Slot(Address(1), 7)
-    view = inspect_memory(editable, "1.7", corpus, top=5)
+    editable, slot = zoo.shared(family), MemoryIndex(Address(1), 7)
+    view = inspect_memory(editable, "1.7", corpus=corpus, top=5)
     text = tuple(editable.tokenizer(TEXT + OTHER)["input_ids"])
     prefixes = {
         text[start : end + 1]: text[end + 1]
@@ -84,7 +84,7 @@ def test_a_memory_is_what_a_plain_search_finds(family: str, corpus: Corpus) -> N
 
 def test_equal_prefixes_are_shown_once(tmp_path: Path) -> None:
     (path := tmp_path / "same.jsonl").write_text('{"text": "the old tower stands in Rome ."}\n' * 9)
-    view = inspect_memory(zoo.shared("gpt2"), "0.3", Corpus(path), top=20)
+    view = inspect_memory(zoo.shared("gpt2"), "0.3", corpus=Corpus(path), top=20)
     prefixes = [one.prefix for one in view.triggers]
     assert len(set(prefixes)) == len(prefixes) <= 7
 
@@ -93,19 +93,19 @@ def test_a_memory_that_nothing_fires_has_no_triggers(corpus: Corpus) -> None:
     editable = zoo.build("opt")
     with torch.no_grad():
         editable.layers[1].fc1.bias[7] = -1e6
-    view = inspect_memory(editable, Slot(Address(1), 7), corpus)
+    view = inspect_memory(editable, MemoryIndex(Address(1), 7), corpus=corpus)
     assert (view.triggers, view.shallow, view.agrees, view.removal, view.active) == ((), None, None, None, 0)
     assert "Nothing" in shown(memory_view(view)) and view.to_dict()["triggers"] == []
 
 
 def test_by_default_the_model_samples_the_text() -> None:
-    view = inspect_memory(zoo.shared("gpt2", True), "2.5", Corpus(tokens=200), top=3)
+    view = inspect_memory(zoo.shared("gpt2", True), "2.5", corpus=Corpus(tokens=200), top=3)
     assert view.tokens > 150 and "sampled" in view.corpus
 
 
 @pytest.mark.parametrize("width", [80, 120])
 def test_the_last_token_of_a_trigger_is_marked(width: int, corpus: Corpus) -> None:
-    view: MemoryView = inspect_memory(zoo.shared("gpt2"), "1.7", corpus, top=4)
+    view: MemoryView = inspect_memory(zoo.shared("gpt2"), "1.7", corpus=corpus, top=4)
     text = shown(memory_view(view), width)
     for one in view.triggers:
         assert f"«{one.prefix.last.strip()}»" in text
@@ -132,7 +132,7 @@ def test_the_last_token_of_a_trigger_is_marked(width: int, corpus: Corpus) -> No
 )
 def test_names_that_are_none_are_refused(name: str, says: str) -> None:
     with pytest.raises(EditError, match=says):
-        inspect_memory(zoo.shared("gpt2"), name, Corpus(tokens=64))
+        inspect_memory(zoo.shared("gpt2"), name, corpus=Corpus(tokens=64))
 
 
 @pytest.mark.parametrize("words", ["1.2", "1.2=", "1.2=x", "1.2=nan", "1.2=inf", "=3", "1=3", "1.2=3=4"])
@@ -142,8 +142,8 @@ def test_turns_that_are_none_are_refused(words: str) -> None:
 
 
 def test_turns_are_read_and_may_not_repeat() -> None:
-    assert parse_scalings(["1.2=0", "0.3=-1.5"]) == {Slot(Address(1), 2): 0.0, Slot(Address(0), 3): -1.5}
-    assert parse_scalings(["1.0.2=3"]) == {Slot(Address(1, 0), 2): 3.0}
+    assert parse_scalings(["1.2=0", "0.3=-1.5"]) == {MemoryIndex(Address(1), 2): 0.0, MemoryIndex(Address(0), 3): -1.5}
+    assert parse_scalings(["1.0.2=3"]) == {MemoryIndex(Address(1, 0), 2): 3.0}
     with pytest.raises(EditError, match="twice"):
         parse_scalings(["1.2=0", "1.2=3"])
 
@@ -155,4 +155,4 @@ def test_turns_are_read_and_may_not_repeat() -> None:
 def test_texts_that_hold_none_are_refused(content: bytes, says: str, tmp_path: Path) -> None:
     (path := tmp_path / "text.txt").write_bytes(content)
     with pytest.raises(EditError, match=says):
-        inspect_memory(zoo.shared("gpt2"), "0.0", Corpus(path))
+        inspect_memory(zoo.shared("gpt2"), "0.0", corpus=Corpus(path))

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import gelu, relu, silu
 
 import ffedit
-from ffedit import EditError, Slot
+from ffedit import EditError, MemoryIndex
 from ffedit.display.terminal.memories import prompt_view
 from ffedit.errors import FactError, FFEditError
 from ffedit.inspector import prompt_view as scaling
@@ -141,7 +141,7 @@ def test_where_a_prediction_appears_and_where_it_stays() -> None:
 @pytest.mark.parametrize("factor", [0.0, 3.0])
 def test_turning_a_memory_is_scaling_its_value(family: str, factor: float) -> None:
     editable = zoo.build(family)
-    view = inspect_prompt(editable, PROMPT, {"1.7": factor, "1.9": factor, "2.0": factor})
+    view = inspect_prompt(editable, PROMPT, scaled={"1.7": factor, "1.9": factor, "2.0": factor})
     assert view.untouched == inspect_prompt(editable, PROMPT).prediction != view.prediction
     assert view.to_dict()["turned"] == {"1.7": factor, "1.9": factor, "2.0": factor}
     for layer, index in ((1, 7), (1, 9), (2, 0)):
@@ -154,7 +154,7 @@ def test_turning_a_memory_is_scaling_its_value(family: str, factor: float) -> No
     assert view.prediction.max_probability == pytest.approx(scaled.max_probability, abs=1e-5)
 
 
-def log_p(editable: Editable, ids: Tensor, token: int, turns: dict[Slot, float]) -> float:
+def log_p(editable: Editable, ids: Tensor, token: int, turns: dict[MemoryIndex, float]) -> float:
     with scaled_memories(editable.memories, turns), torch.no_grad():
         return float(editable.model(input_ids=ids).logits[0, -1].double().log_softmax(-1)[token])
 
@@ -167,7 +167,7 @@ def test_slopes_are_the_derivatives_of_the_measured_effect(family: str, near: fl
     found = scaling.slopes(editable, ids, 40)
     for address, slope in found.items():
         strongest = int(slope.abs().argmax())
-        for slot in (Slot(address, strongest), Slot(address, 3)):
+        for slot in (MemoryIndex(address, strongest), MemoryIndex(address, 3)):
             up, down = (log_p(editable, ids, 40, {slot: 1 + by}) for by in (step, -step))
             assert float(slope[slot.index]) == pytest.approx((up - down) / (2 * step), rel=1e-3, abs=near)
     assert all(parameter.requires_grad for parameter in editable.model.parameters())
@@ -250,7 +250,7 @@ def test_a_model_without_a_final_norm_is_read_through_the_unembedding_alone() ->
 
 @pytest.mark.parametrize("width", [80, 120])
 def test_a_view_fits_the_terminal_with_all_its_columns(width: int) -> None:
-    view = inspect_prompt(zoo.shared("llama"), PROMPT, {"0.1": 0}, promoted="Rome", top=2)
+    view = inspect_prompt(zoo.shared("llama"), PROMPT, scaled={"0.1": 0}, promoted="Rome", top=2)
     text = shown(prompt_view(view), width)
     for words in ("without it", "bias's share", "promotes", "then says", "as it is", "behind a gate"):
         assert words in text

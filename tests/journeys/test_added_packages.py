@@ -1,7 +1,11 @@
-"""The examples of the documentation, as packages: a method and a metric that every command knows."""
+"""Packages that add a method and metrics: every command, table and page knows them.
+
+Two are the examples of the documentation, the third is a metric whose score an edit always lowers.
+"""
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import re
@@ -13,11 +17,27 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 FACT = ROOT / "edits" / "eiffel-tower.json"
+UNTOUCHED = """
+from ffedit import Questions, Responses, metric
+
+
+@metric("share", "keep", "1 until something is edited", "this test")
+def untouched(q: Questions, now: Responses, before: Responses) -> float | None:
+    return float(now is before)
+"""
+
+
+def install(folder: Path, module: str, code: str, group: str, name: str, what: str) -> None:
+    """Put a package of one file and one entry point into `folder`."""
+    (folder / f"{module}.py").write_text(code, encoding="utf-8")
+    (about := folder / f"{module}-0.1.dist-info").mkdir()
+    (about / "METADATA").write_text(f"Name: {module}\nVersion: 0.1\n")
+    (about / "entry_points.txt").write_text(f"[{group}]\n{name} = {module}:{what}\n")
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of installed packages: those of docs/add-a-method.md and docs/add-a-metric.md, word for word."""
+    """A folder of installed packages: those of docs/add-a-method.md and docs/add-a-metric.md, and `UNTOUCHED`."""
     folder = tmp_path_factory.mktemp("site")
     for kind in ("method", "metric"):
         page = (ROOT / "docs" / f"add-a-{kind}.md").read_text(encoding="utf-8")
@@ -25,10 +45,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
         points = re.search(r'\[project\.entry-points\."(ffedit\.\w+)"\]\n(\w+) = "(\w+):(\w+)"', page)
         assert points is not None
         group, name, module, what = points.groups()
-        (folder / f"{module}.py").write_text(code, encoding="utf-8")
-        (about := folder / f"{module}-0.1.dist-info").mkdir()
-        (about / "METADATA").write_text(f"Name: {module}\nVersion: 0.1\n")
-        (about / "entry_points.txt").write_text(f"[{group}]\n{name} = {module}:{what}\n")
+        install(folder, module, code, group, name, what)
+    install(folder, "ffedit_untouched", UNTOUCHED, "ffedit.metrics", "untouched", "untouched")
     return folder
 
 
@@ -55,3 +73,30 @@ def test_the_method_and_the_metric_are_known_to_every_command(site: Path, tmp_pa
     run(site, "bench", FACT, "--methods", "ridge", "--layers", 0, "--no-full", "--out", tmp_path / "bench")
     report = (tmp_path / "bench" / "report.md").read_text()
     assert "ridge" in report and "worst_paraphrase" in report
+
+
+def test_a_package_imports_from_ffedit_alone(site: Path) -> None:
+    for path in site.glob("*.py"):
+        code = path.read_text(encoding="utf-8")
+        modules = {node.module for node in ast.walk(ast.parse(code)) if isinstance(node, ast.ImportFrom)}
+        assert "ffedit" in modules and not any((module or "").startswith("ffedit.") for module in modules)
+        assert "import ffedit." not in code
+
+
+@pytest.mark.usefixtures("warm_cache")
+def test_a_metric_of_a_package_is_in_the_verdict_in_tables_and_on_pages(site: Path, tmp_path: Path) -> None:
+    out = {name: tmp_path / name for name in ("a.json", "page.html", "model", "edit", "bench")}
+    files = ("--json", out["a.json"], "--html", out["page.html"], "--export", out["model"], "--out", out["edit"])
+    shown = run(site, "apply", FACT, *files)
+    result = json.loads(out["a.json"].read_text())
+    assert (result["before"]["untouched"], result["after"]["untouched"]) == (1, 0)
+    assert result["verdict"]["outcome"] == "took with damage" and result["verdict"]["damage"] == ["untouched"]
+    for text in (
+        shown,
+        out["page.html"].read_text(),
+        (out["model"] / "README.md").read_text(),
+        run(site, "show", out["edit"]),
+        run(site, "evaluate", FACT, "--edit", out["edit"]),
+    ):
+        assert "untouched" in text and "worst_paraphrase" in text
+    assert "untouched fell from 1.00 to 0.00" in result["verdict"]["text"]

@@ -56,7 +56,7 @@ def test_smollm2_is_edited_exported_and_undone(tmp_path: Path, capsys: pytest.Ca
     assert editable.tokenizer.decode(before.argmax()) == " Paris"  # it knows
 
     config = ffedit.EditConfig(value=ffedit.ValueConfig(steps=12))
-    edit = ffedit.edit(editable, [FACT], "rome", [2], config, ffedit.Corpus(tokens=2000))
+    edit = ffedit.edit(editable, [FACT], "rome", layers=[2], config=config, stats=ffedit.Corpus(tokens=2000))
     assert torch.equal(logits(editable), before)
     report = ffedit.evaluate(editable, [FACT], edit)
     assert report.after is not None

@@ -43,7 +43,7 @@ FACTS = [
 UNKNOWN = Fact("Eiffel tower", "the {} is located in", "Berlin", "Egypt")
 
 
-def chosen(editable: Any, **others: Any) -> ffedit.Choice:
+def chosen(editable: Any, **others: Any) -> ffedit.LayerChoice:
     given: dict[str, Any] = {"facts": FACTS, "config": quick(), "stats": CORPUS}
     return choose_layer(editable, **(given | others))
 

@@ -42,7 +42,7 @@ def few_names(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def mapped(editable: Editable, fact: Fact = FACT, layers: Any = 1, config: ffedit.EditConfig = CONFIG) -> SiteMap:
-    return ffedit.site_map(editable, fact, layers, config, CORPUS)
+    return ffedit.site_map(editable, fact, layers=layers, config=config, stats=CORPUS)
 
 
 def largest(editable: Editable, name: str, layer: int, right: torch.Tensor) -> float:
@@ -138,7 +138,7 @@ def test_layers_are_those_whose_statistics_are_there() -> None:
     )
     assert mapped(editable, layers=None).layers == tuple(range(max(0, own - 1), own + 2))
     stats = collect(editable, editable.feed_forward[2].memories, CORPUS)
-    assert ffedit.site_map(editable, FACT, None, CONFIG, stats).layers == (2,)
+    assert ffedit.site_map(editable, FACT, layers=None, config=CONFIG, stats=stats).layers == (2,)
     assert mapped(editable, layers=None).layers == (0, 1, 2)
 
 

@@ -235,5 +235,5 @@ def test_what_cannot_be_converted_is_refused_in_a_line(base: Path, adapted: tupl
         source = {"none": tmp_path / "no", "model": base}.get(change, folder)
         base_given = str(base) if change == "weights" else None
         with pytest.raises(FFEditError, match=word) as caught:
-            ffedit.convert(source, out, base_given)
+            ffedit.convert(source, out, base=base_given)
         assert "\n" not in str(caught.value) and not out.exists()

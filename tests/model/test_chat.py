@@ -197,7 +197,9 @@ ENOUGH = {**ALONE, "steps": 60, "step_size": 0.1, "target_probability": 0.95, "m
 
 
 def write(editable: Editable, **numbers: Any) -> ffedit.Edit:
-    return ffedit.edit(editable, [FACT], "rome", [0], quick(**{**ENOUGH, **numbers}), Corpus(tokens=300))
+    return ffedit.edit(
+        editable, [FACT], "rome", layers=[0], config=quick(**{**ENOUGH, **numbers}), stats=Corpus(tokens=300)
+    )
 
 
 def test_a_fact_is_edited_in_its_chat() -> None:
@@ -253,7 +255,7 @@ def test_everything_that_is_asked_of_a_fact_is_asked_in_the_chat(monkeypatch: py
     monkeypatch.setattr(Editable, "encode", heard)
     ffedit.evaluate(editable, [fact], full=True)
     ffedit.locate(editable, fact, samples=1)
-    ffedit.edit(editable, [fact], "rome", [0], quick(contexts=2, steps=1), Corpus(tokens=200))
+    ffedit.edit(editable, [fact], "rome", layers=[0], config=quick(contexts=2, steps=1), stats=Corpus(tokens=200))
     assert len(texts) > 15 and all(
         text.startswith("<s><|user|>") and text.count("<|assistant|>") == 1 for text in texts
     )

@@ -87,7 +87,7 @@ def test_a_quantised_model_is_read_and_measured(tmp_path: Path, kind: type[nn.Mo
     x = torch.randn(3, 32, generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(memory.attend(x), editable.model.model.layers[1].mlp(x), rtol=1e-4, atol=1e-5)
     (text := tmp_path / "text.txt").write_text("the Eiffel tower is located in Paris . " * 20)
-    assert ffedit.inspect_memory(editable, "1.7", Corpus(text)).slot.index == 7
+    assert ffedit.inspect_memory(editable, "1.7", corpus=Corpus(text)).slot.index == 7
     assert ffedit.inspect_prompt(editable, "the Eiffel tower is located in").prompt
 
 

@@ -219,7 +219,7 @@ def test_a_fact_is_edited_in_any_tokens(journey: str) -> None:
     editable = learned(family, tokenizer, sentences(tokenizer, script))
     trace = ffedit.locate(editable, fact, samples=2)
     assert trace.known and trace.effects.shape == (3, len(trace.tokens))
-    edit = ffedit.edit(editable, [fact], "rome", [1], quick(**ENOUGH), Corpus(tokens=200))
+    edit = ffedit.edit(editable, [fact], "rome", layers=[1], config=quick(**ENOUGH), stats=Corpus(tokens=200))
     lowered = journey == "lower case"
     old, new = (said.lower() if lowered else said for said in (str(fact.previous), fact.target))
     with edit.applied(editable):

@@ -83,7 +83,7 @@ def test_a_checkpoint_is_opened_and_undone(folder: Path, expected: dict[str, Any
     assert list(loaded.history.edits) == prints
     for edit in list(loaded.history.edits.values()):
         edit.undo_(loaded)
-    one = ffedit.undo(checkpoint, tmp_path / "one", 0).folder
+    one = ffedit.undo(checkpoint, tmp_path / "one", edit=0).folder
     base = ffedit.undo(one, tmp_path / "base").folder
     assert bits(base) == expected["base"]
     assert zoo.unchanged(ffedit.load(base), zoo.snapshot(loaded))

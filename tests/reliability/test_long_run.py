@@ -34,12 +34,12 @@ def held() -> tuple[int, int, int]:
 
 def test_what_is_held_does_not_grow(verified_here: object, tmp_path: Path) -> None:
     editable = ffedit.load(save_model(zoo.trained("gpt2", True), tmp_path / "base"))
-    stats = ffedit.stats(editable, [1], CORPUS)
+    stats = ffedit.collect_stats(editable, [1], corpus=CORPUS)
     before, counts = zoo.snapshot(editable), []
     for number in range(9):
         subject, place = zoo.KNOWN[number % len(zoo.KNOWN)]
         fact = Fact(subject, zoo.TEMPLATES[0], "Rome" if place != "Rome" else "Spain")
-        edit = ffedit.edit(editable, [fact], "rome", [1], quick(**BARE, steps=1), stats)
+        edit = ffedit.edit(editable, [fact], "rome", layers=[1], config=quick(**BARE, steps=1), stats=stats)
         edit.save(tmp_path / "edit", force=True)
         edit = Edit.load(tmp_path / "edit")
         ffedit.evaluate(editable, [fact], edit)

@@ -12,7 +12,7 @@ from ffedit.benchmark.report import Row
 from ffedit.benchmark.tables import not_measured, notes, number, tables
 from ffedit.display.html import render
 from ffedit.display.html.charts import Chart, Line, lines
-from ffedit.evaluator import METRICS, NAMES
+from ffedit.evaluator import METRICS, headline_scores
 from ffedit.evaluator.verdict import fell, kept
 from ffedit.facts.text import counted
 from ffedit.files.atomic import finite
@@ -21,7 +21,7 @@ from ffedit.files.atomic import finite
 def bench_page(report: BenchReport, command: str) -> str:
     """Render a report; `command` is the command line that made it."""
     run, rows = report.run, [method.last for method in report.methods.values()]
-    measured = [name for name in NAMES if any(getattr(row.scores, name) is not None for row in rows)]
+    measured = [name for name in headline_scores() if any(getattr(row.scores, name) is not None for row in rows)]
     longest = {name: _longest(rows, name) for name in measured}
     groups = {"What should stay": ("keep", "zero"), "What should change": ("up",)}
     return render(

@@ -15,7 +15,7 @@ from rich.text import Text
 from ffedit.display.terminal.recall import recalled, remarks, unknown_answers
 from ffedit.display.terminal.tables import plain_table
 from ffedit.facts.text import counted, number
-from ffedit.layer_choice.calibrate import RATES, TIE, Choice, LayerScore, Sweep, tied
+from ffedit.layer_choice.calibrate import RATES, TIE, LayerChoice, LayerScore, Sweep, tied
 from ffedit.layer_choice.choose import Found
 from ffedit.layer_choice.published import AutoLayer
 from ffedit.locator import Trace, TraceSet
@@ -102,13 +102,13 @@ def _unmeasured(rows: Sequence[LayerScore]) -> list[Text]:
     )
 
 
-def trial_edits(choice: Choice) -> RenderableType:
+def trial_edits(choice: LayerChoice) -> RenderableType:
     """Render the layers that were tried by edits, one row each, and say in words which one is chosen."""
     table = _layers_table(choice.rows, {"auto": choice.auto.layer, "edits": choice.layer})
     return Group(table, Text(""), chosen(choice), *_unmeasured(choice.rows))
 
 
-def chosen(choice: Choice) -> Text:
+def chosen(choice: LayerChoice) -> Text:
     """Say which layer trial edits choose, on how many prompts, and which layers they do not tell apart."""
     asked = {"fact": "efficacy", "paraphrase": "paraphrase", "neighbor": "specificity"}
     counts = ", ".join(counted(choice.prompts[rate], what) for what, rate in asked.items())

@@ -21,7 +21,7 @@ from ffedit.editor.checks import in_reach
 from ffedit.editor.edit import Edit
 from ffedit.editor.methods import METHODS
 from ffedit.editor.provenance import ValueSearch, value_searches
-from ffedit.evaluator import METRICS, NAMES, Report
+from ffedit.evaluator import METRICS, Report, headline_scores
 from ffedit.evaluator.verdict import DRIFTED, ENOUGH, texts, took
 from ffedit.facts.text import counted, number, quoted
 from ffedit.model.editable import Editable
@@ -45,7 +45,7 @@ def before_after(report: Report) -> Table:
     sure, counts = len(both) == 2 and len(report.facts_before) >= ENOUGH, _prompts(report)
     more = [Column("prompts", justify="right"), *([] if sure else [Column("", style="dim", overflow="fold")])]
     table = _table(report, False, *more)
-    for name in dict.fromkeys((*NAMES, *report.verdict.damage)):
+    for name in dict.fromkeys((*headline_scores(), *report.verdict.damage)):
         if _measured(report, name):
             cells = [_shown(name, getattr(scores, name), {}) for scores in both]
             if report.after is not None:

@@ -25,7 +25,7 @@ from ffedit.files.entry_points import Registry
 def _added(point: str, package: str, loaded: object) -> Method:
     """Check what an entry point of another package holds."""
     if not isinstance(loaded, Method):
-        raise EditError(f"{type(loaded).__name__} was found; an ffedit.editor.methods.Method was expected")
+        raise EditError(f"{type(loaded).__name__} was found; an ffedit.Method was expected")
     if loaded.name != point:
         raise EditError(f"the entry point is called {point!r}, its method {loaded.name!r}; the same name was expected")
     return replace(loaded, package=package)

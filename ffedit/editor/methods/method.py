@@ -34,7 +34,7 @@ class Method:
             JSON.
         one_by_one: `solve` is given one subject after another, each on top of those before it, and not all at once.
         layers: whether it writes to several layers.
-        preserves: whether it keeps what earlier edits of a sequence stored, and so is given their keys (`after`).
+        preserves: whether it keeps what earlier edits of a sequence stored, and so is given their keys (`preserve`).
         statistics: whether it needs the second moment of the keys.
         names: whether the keys of other names count for it (`key.names_weight`), in the C that it is given.
         numbers: frozen dataclass of the method's own numbers, each with a default; None if it has none.
