@@ -15,7 +15,7 @@ from commands import SHORT, Command, apply, here, loads, run, thorough_apply
 from huggingface_hub import HfApi
 from jsonschema import Draft202012Validator
 from making import verified_here
-from shell import ASKED, FACT, Ran, disk, process
+from shell import ASKED, FACT, Ran, disk, forked
 from transformers import AutoModelForCausalLM
 
 import ffedit
@@ -263,8 +263,8 @@ def test_what_fails_is_named_and_not_the_file_that_waits(
 
 def test_a_picture_that_the_disk_has_no_room_for_takes_all_with_it(here: Path, model: Path) -> None:
     base, before = model.parent / "corpus.txt", disk(here)
-    words = ["-m", "ffedit", "apply", "bare.json", "-q", "--model", model, "--corpus", base, "--out", "e"]
-    done = process(*words, "--json", "r.json", "--plot", "p.png", size=20_000)
+    words = ["apply", "bare.json", "-q", "--model", model, "--corpus", base, "--out", "e"]
+    done = forked(*words, "--json", "r.json", "--plot", "p.png", size=20_000)
     assert done.code == 1 and done.err.startswith("error: p.png: cannot be written (") and disk(here) == before
 
 
