@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 import zoo
-from making import made, verified_here  # noqa: F401
+from making import made
 from shell import save_model, shell
 from shown import shown
 from writing import STRONG, write

@@ -14,7 +14,6 @@ import pytest
 from commands import SHORT, Command, apply, here, loads, run, thorough_apply
 from huggingface_hub import HfApi
 from jsonschema import Draft202012Validator
-from making import verified_here
 from shell import ASKED, FACT, Ran, disk, forked
 from transformers import AutoModelForCausalLM
 
@@ -24,7 +23,7 @@ from ffedit.cli import apply as apply_command
 from ffedit.cli.options import Surface
 from ffedit.evaluator import METRICS, NAMES
 
-__all__ = ["apply", "here", "run", "thorough_apply", "verified_here"]
+__all__ = ["apply", "here", "run", "thorough_apply"]
 SCHEMA = Draft202012Validator(json.loads(Path(str(apply_command.__file__)).with_name("result.schema.json").read_text()))
 RATES = ("efficacy", "paraphrase", "specificity", "same_subject")
 SCORES = {*NAMES, "perplexity", *(f"{name}_magnitude" for name in RATES)}
@@ -166,6 +165,7 @@ def test_quiet_shows_nothing(apply: Command, here: Path) -> None:
     assert (here / "e" / "manifest.json").exists()
 
 
+@pytest.mark.usefixtures("verified_here")
 def test_out_export_and_plot_are_written_and_the_next_command_is_named(apply: Command, here: Path, model: Path) -> None:
     before, base = disk(here), disk(model)
     done = apply("fact.json", "--out", "my edit", "--export", "new/model", "--plot", "trace.png")

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 import zoo
-from making import check_here, made, verified_here
+from making import check_here, made
 from safetensors.torch import load_file
 from writing import quick
 
@@ -92,7 +92,6 @@ def cases(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Case]]
     yield made
 
 
-__all__ = ["verified_here"]
 here = pytest.mark.usefixtures("verified_here")
 every_case = pytest.mark.parametrize(
     ("family", "dtype", "computed"),

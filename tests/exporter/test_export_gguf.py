@@ -14,7 +14,7 @@ import jsonschema
 import numpy as np
 import pytest
 import torch
-from making import SECOND, made, verified_here
+from making import SECOND, made
 from shell import disk, shell
 from writing import quick
 
@@ -25,7 +25,6 @@ from ffedit.loading.gguf_reader import open_gguf
 from ffedit.loading.load import local_folder
 from ffedit.model.memory import Address
 
-__all__ = ["verified_here"]
 here = pytest.mark.usefixtures("verified_here")
 Kind = gguf.GGMLQuantizationType
 IDS = torch.arange(3, 20)[None]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import zoo
-from making import FACT, SECOND, made, on_disk, same, verified_here, weights, written_by_hand
+from making import FACT, SECOND, made, on_disk, same, weights, written_by_hand
 from shell import disk, shell
 
 import ffedit
@@ -19,7 +19,6 @@ from ffedit.exporter import history
 from ffedit.exporter.embedded_edits import read_originals
 from ffedit.files.tensor_ranges import contents
 
-__all__ = ["verified_here"]
 THIRD = Fact("Nile river", "{} stands in", "Rome")
 pytestmark = pytest.mark.usefixtures("verified_here")
 

@@ -11,7 +11,6 @@ import pytest
 import torch
 import zoo
 from golden import GOLDEN, LAYER, bits, described, micro, numbers
-from making import verified_here
 from safetensors.torch import load_file
 
 import ffedit
@@ -28,7 +27,6 @@ from ffedit.files.tensor_ranges import read_header
 from ffedit.locator import Trace
 from ffedit.version import __version__
 
-__all__ = ["verified_here"]
 VERSIONS = sorted(path.name for path in GOLDEN.iterdir())
 pytestmark = pytest.mark.usefixtures("verified_here")
 
