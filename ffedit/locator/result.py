@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from ffedit.algebra import bootstrap
 from ffedit.algebra.bootstrap import Interval, percentile_interval
@@ -358,17 +357,6 @@ class Aggregate:
         """Write the numbers as `.npz`; the array `axes` names the axes of `effects`, `low` and `high`."""
         values = {**self.to_dict(), "total": [self.total.mean, self.total.low, self.total.high]}
         save_arrays(Path(path), ("role", "layer"), values)
-
-
-def rank_correlation(first: ArrayLike, second: ArrayLike) -> float | None:
-    """Compute Spearman's rank correlation, ties with their mean rank; None if one side is constant."""
-    ranks = []
-    for values in (first, second):
-        _, rank_of, counts = np.unique(np.asarray(values, float), return_inverse=True, return_counts=True)
-        ranks.append((np.cumsum(counts) - (counts - 1) / 2)[rank_of])
-    if any(np.ptp(rank) == 0 for rank in ranks):
-        return None
-    return float(np.corrcoef(ranks[0], ranks[1])[0, 1])
 
 
 def by_role(trace: Trace) -> Effects:

@@ -50,7 +50,7 @@ def test_an_edit_that_did_not_take_is_said_loudly_and_not_saved(
     apply: Command, run: Command, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     weak = ffedit.EditConfig(value=ffedit.ValueConfig(max_delta_norm=1e-6, steps=2))
-    monkeypatch.setattr("ffedit.editor.methods.preset", lambda *_: weak)
+    monkeypatch.setattr("ffedit.cli.work.solving.preset", lambda *_: weak)
     before = disk(here)
     done = apply("bare.json", "--out", "e", "--export", "x", "--layer", "0")
     assert done.code == 3 and disk(here) == before
@@ -91,7 +91,7 @@ def test_a_preset_is_that_of_the_method_and_none_is_made_up(
 ) -> None:
     asked: list[tuple[str, str]] = []
     with monkeypatch.context() as patched:
-        patched.setattr("ffedit.editor.methods.preset", lambda *what: (asked.append(what), SHORT)[1])
+        patched.setattr("ffedit.cli.work.solving.preset", lambda *what: (asked.append(what), SHORT)[1])
         assert thorough_apply("bare.json", "--preset", "paper", "--method", "rome", "--layer", "0").code == 0
     assert asked == [("paper", "rome")]
     before = disk(here)
@@ -147,7 +147,7 @@ def test_the_results_of_evaluate_are_as_the_schema_says(apply: Command, run: Com
         result = loads(run("evaluate", "fact.json", *words, "--json", "-").out)
         SCHEMA.validate(result)
         assert result["verdict"]["outcome"] == outcome
-        assert not SCHEMA.is_valid({**result, "more": 1}) and not SCHEMA.is_valid({**result, "schema_version": 2})
+        assert not SCHEMA.is_valid({**result, "more": 1}) and not SCHEMA.is_valid({**result, "schema_version": 3})
 
 
 def test_what_was_not_measured_is_null(apply: Command, capsys: pytest.CaptureFixture[str]) -> None:
@@ -255,7 +255,7 @@ def test_what_fails_is_named_and_not_the_file_that_waits(
     def fail(*_: Any) -> None:
         raise FileNotFoundError(2, "No such file or directory", "base/model.safetensors")
 
-    monkeypatch.setattr("ffedit.exporter.exporting.export_with", fail)
+    monkeypatch.setattr("ffedit.cli.work.applying.export_with", fail)
     before = disk(here)
     done = apply("bare.json", "--export", "x", "--json", "r.json", "--plot", "p.png")
     assert done.err == "error: base/model.safetensors: No such file or directory\n" and disk(here) == before

@@ -174,6 +174,7 @@ def test_the_export_is_a_model_like_any_other(cases: dict[str, Case]) -> None:
         case.edit.apply_(again)
 
 
+@here
 def test_a_ready_pair_is_saved_from_memory(cases: dict[str, Case], tmp_path: Path) -> None:
     case = ready(cases["gpt2"])
     out = ffedit.export(case.editable, case.edit, tmp_path / "out").folder
@@ -255,6 +256,7 @@ def test_ctrl_c_leaves_nothing_behind(cases: dict[str, Case], tmp_path: Path, mo
     assert nothing_left(case, folder)
 
 
+@here
 def test_an_export_that_reads_back_differently_is_not_left_there(
     cases: dict[str, Case], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

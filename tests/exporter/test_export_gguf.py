@@ -126,6 +126,7 @@ def test_an_edit_on_top_of_another_is_noted_after_it(tmp_path: Path) -> None:
     assert len(notes) == 2 and notes[1]["edit"] == edit.fingerprint()
 
 
+@here
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
 def test_a_lora_adapter_adds_the_change_to_its_matrices(tmp_path: Path, family: str) -> None:
     file = write(tmp_path / "in" / "base.gguf", None, family)
