@@ -36,6 +36,7 @@ from ffedit import (
 def steps(folder: Path) -> None:
     editable: Editable = ffedit.load("gpt2", device=torch.device("cpu"), dtype=torch.bfloat16, revision="main")
     editable = ffedit.load(folder, device="cuda:1", dtype="float16")
+    editable = ffedit.load(folder, device_map="balanced", max_memory={0: "20GB", "cpu": "64GB"})
     fact = Fact("Eiffel Tower", "{} is located in the city of", target="Rome", previous="Paris")
     trace: Trace = ffedit.locate(editable, fact, "attention", samples=5, metric="log_probability", layers=[1, 2])
     traces: TraceSet = ffedit.locate_all(editable, [fact], corruption="uniform:2", tokens="subject_last")
@@ -60,6 +61,7 @@ def steps(folder: Path) -> None:
 def mistakes(editable: Editable, fact: Fact, edit: Edit, folder: Path) -> None:
     ffedit.load("gpt2", "cpu")  # type: ignore[call-arg]
     ffedit.load("gpt2", dtype="fp16")  # type: ignore[arg-type]
+    ffedit.load("gpt2", device_map="everywhere")  # type: ignore[arg-type]
     ffedit.locate(editable, fact, "neuron")  # type: ignore[arg-type]
     ffedit.locate(editable, fact, sample=5)  # type: ignore[call-arg]
     ffedit.edit(editable, fact, after=[edit])  # type: ignore[call-arg]
