@@ -70,11 +70,11 @@ def computed_in(editable: Editable, dtype: torch.dtype) -> AbstractContextManage
 @lru_cache
 def bfloat16_speed(device: torch.device) -> float:
     """Return how many times as fast as float32 a device multiplies in bfloat16; measured once, and cached."""
-    about = device.type, platform.node(), platform.machine(), torch.__version__, torch.get_num_threads()
     if device.type == "cpu":
-        about += (torch.backends.cpu.get_cpu_capability(),)
+        unit = torch.backends.cpu.get_cpu_capability()
     else:
-        about += (torch.get_device_module(device).get_device_name(device),)
+        unit = torch.get_device_module(device).get_device_name(device)
+    about = device.type, unit, platform.node(), torch.__version__, torch.get_num_threads()
     path = cache.path("speed", hashlib.sha256(repr(about).encode()).hexdigest()[:24], ".safetensors")
     try:
         return float(load_state(path, "holds no speed")[1])

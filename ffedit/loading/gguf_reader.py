@@ -17,9 +17,10 @@ from copy import copy
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
+import lazy_loader
 import numpy as np
 import torch
 import transformers
@@ -30,6 +31,11 @@ from ffedit.files.placing import beside
 from ffedit.files.shards import gguf_parts, is_pointer
 from ffedit.progress import Progress
 
+if TYPE_CHECKING:
+    import gguf as gguf
+else:  # an extra, which is imported when a file is read
+    gguf = lazy_loader.load("gguf")
+
 UNREAD = ("rope_freqs.weight",)  # tensors that transformers leaves out
 VERSIONS = (2, 3)
 SLACK = 1 << 26  # weights that a config may declare beyond twice those that there are
@@ -38,8 +44,6 @@ AHEAD = 2  # tensors that are unpacked while another is put into the model
 
 def checked(name: str, file: Path) -> Any:
     """Return the `gguf.GGUFReader` of a file; refuse a part of a model, an encoder, and what cannot be unpacked."""
-    import gguf
-
     reader = open_gguf(file)
     if not reader.tensors:
         raise ModelError(f"{file}: holds no weights (a vocabulary alone?); a GGUF file of a model was expected")
@@ -77,7 +81,6 @@ def open_gguf(file: Path) -> Any:
 
 def _open_part(file: Path) -> Any:
     """Return the reader of one file."""
-    import gguf
 
     class Strict(gguf.GGUFReader):
         """Reader that ends where the file does; gguf's own reads nothing from there on, as often as it is told to.
@@ -100,9 +103,8 @@ def _open_part(file: Path) -> Any:
             kind, count = self._get(orig_offs, np.uint32), self._get(orig_offs + 4, np.uint64)
             if count[0] > len(self.data):
                 raise EOFError
-            first, types, item = orig_offs + 12, [gguf.GGUFValueType.ARRAY], int(kind[0])
-            if count[0]:
-                types.append(gguf.GGUFValueType(item))
+            first, item = orig_offs + 12, gguf.GGUFValueType(int(kind[0]))
+            types = [gguf.GGUFValueType.ARRAY, *([item] if count[0] else [])]
             if item == gguf.GGUFValueType.STRING:
                 strings, end = self._strings(first, int(count[0]))
                 return end - orig_offs, [kind, count, *strings], [*range(3, 3 + len(strings), 2)], types
@@ -116,13 +118,14 @@ def _open_part(file: Path) -> Any:
             """Return the length and the bytes of each of `count` strings from byte `at` on, and where they end."""
             length = struct.Struct(">Q" if self.endianess == gguf.GGUFEndian.BIG else "<Q")
             parts: list[Any] = []
+            data: Any = self.data
             for _ in range(count):
-                if at + 8 > len(self.data):
+                if at + 8 > len(data):
                     raise EOFError
-                end = at + 8 + length.unpack_from(self.data, at)[0]
-                if end > len(self.data):
+                end = at + 8 + length.unpack_from(data, at)[0]
+                if end > len(data):
                     raise EOFError
-                parts += self.data[at : at + 8], self.data[at + 8 : end]
+                parts += data[at : at + 8], data[at + 8 : end]
                 at = end
             return parts, at
 
@@ -234,8 +237,6 @@ def _alone(file: Path, reader: Any, near: Path) -> Iterator[Path]:
 
     In the block transformers' reader of the file is `reader`.
     """
-    import gguf
-
     # transformers would parse the file for each part of a model, and name the tensors anew for each module.
     once: dict[str, Any] = {
         "GGUFReader": lambda *_, **__: reader,
@@ -259,8 +260,6 @@ def _without_vocabulary(reader: Any) -> Any:
 @contextmanager
 def _unpacked_ahead(name: str, reader: Any) -> Iterator[None]:
     """In the block transformers gets tensors that threads have unpacked meanwhile, in the order of the file."""
-    import gguf
-
     dequantize = gguf.dequantize
 
     def unpack(data: Any, kind: Any) -> Any:

@@ -14,8 +14,7 @@ import pytest
 from commands import SHORT, Command, apply, here, loads, run, thorough_apply
 from huggingface_hub import HfApi
 from jsonschema import Draft202012Validator
-from making import verified_here
-from shell import ASKED, FACT, Ran, disk, process
+from shell import ASKED, FACT, Ran, disk, forked
 from transformers import AutoModelForCausalLM
 
 import ffedit
@@ -24,7 +23,7 @@ from ffedit.cli import apply as apply_command
 from ffedit.cli.options import Surface
 from ffedit.evaluator import METRICS, NAMES
 
-__all__ = ["apply", "here", "run", "thorough_apply", "verified_here"]
+__all__ = ["apply", "here", "run", "thorough_apply"]
 SCHEMA = Draft202012Validator(json.loads(Path(str(apply_command.__file__)).with_name("result.schema.json").read_text()))
 RATES = ("efficacy", "paraphrase", "specificity", "same_subject")
 SCORES = {*NAMES, "perplexity", *(f"{name}_magnitude" for name in RATES)}
@@ -36,7 +35,7 @@ def test_apply_shows_the_whole_argument(thorough_apply: Command, here: Path) -> 
     done = thorough_apply("fact.json", "--layer", "1")
     assert (done.code, done.err) == (0, "")
     result = ["the Eiffel tower is located in   Paris → Rome   took", "\nsays it in ", "\nlayer 1 of ", "efficacy"]
-    result.append("Nothing was saved: keep the edit with --out DIR")
+    result.append("Not saved: --out DIR keeps the edit, --export DIR the edited model.")
     places = [done.out.find(words) for words in result]
     assert places[0] == 0 and places == sorted(places)
     assert "Causal trace" not in done.out and disk(here) == before
@@ -51,7 +50,7 @@ def test_an_edit_that_did_not_take_is_said_loudly_and_not_saved(
     apply: Command, run: Command, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     weak = ffedit.EditConfig(value=ffedit.ValueConfig(max_delta_norm=1e-6, steps=2))
-    monkeypatch.setattr("ffedit.editor.methods.preset", lambda *_: weak)
+    monkeypatch.setattr("ffedit.cli.work.solving.preset", lambda *_: weak)
     before = disk(here)
     done = apply("bare.json", "--out", "e", "--export", "x", "--layer", "0")
     assert done.code == 3 and disk(here) == before
@@ -92,7 +91,7 @@ def test_a_preset_is_that_of_the_method_and_none_is_made_up(
 ) -> None:
     asked: list[tuple[str, str]] = []
     with monkeypatch.context() as patched:
-        patched.setattr("ffedit.editor.methods.preset", lambda *what: (asked.append(what), SHORT)[1])
+        patched.setattr("ffedit.cli.work.solving.preset", lambda *what: (asked.append(what), SHORT)[1])
         assert thorough_apply("bare.json", "--preset", "paper", "--method", "rome", "--layer", "0").code == 0
     assert asked == [("paper", "rome")]
     before = disk(here)
@@ -148,7 +147,7 @@ def test_the_results_of_evaluate_are_as_the_schema_says(apply: Command, run: Com
         result = loads(run("evaluate", "fact.json", *words, "--json", "-").out)
         SCHEMA.validate(result)
         assert result["verdict"]["outcome"] == outcome
-        assert not SCHEMA.is_valid({**result, "more": 1}) and not SCHEMA.is_valid({**result, "schema_version": 2})
+        assert not SCHEMA.is_valid({**result, "more": 1}) and not SCHEMA.is_valid({**result, "schema_version": 3})
 
 
 def test_what_was_not_measured_is_null(apply: Command, capsys: pytest.CaptureFixture[str]) -> None:
@@ -166,6 +165,7 @@ def test_quiet_shows_nothing(apply: Command, here: Path) -> None:
     assert (here / "e" / "manifest.json").exists()
 
 
+@pytest.mark.usefixtures("verified_here")
 def test_out_export_and_plot_are_written_and_the_next_command_is_named(apply: Command, here: Path, model: Path) -> None:
     before, base = disk(here), disk(model)
     done = apply("fact.json", "--out", "my edit", "--export", "new/model", "--plot", "trace.png")
@@ -190,7 +190,7 @@ def test_what_to_type_next_can_be_typed(apply: Command, run: Command) -> None:
     ("asked", "chosen"),
     [(["--layers", "1"], 1), (["--layer", "0"], 0), (["--layers", "0-0"], 0), (["--layers", "0-2"], None), ([], None)],
 )
-def test_layers(apply: Command, asked: list[str], chosen: int | None) -> None:
+def test_apply_writes_to_the_layers_asked_for(apply: Command, asked: list[str], chosen: int | None) -> None:
     result = loads(apply("bare.json", "--json", "-", *asked).out)
     traced = loads(apply("bare.json", "--json", "-", "--layers", "auto").out)
     expected = traced["layers"] if chosen is None else [chosen]
@@ -255,7 +255,7 @@ def test_what_fails_is_named_and_not_the_file_that_waits(
     def fail(*_: Any) -> None:
         raise FileNotFoundError(2, "No such file or directory", "base/model.safetensors")
 
-    monkeypatch.setattr("ffedit.exporter.exporting.export_with", fail)
+    monkeypatch.setattr("ffedit.cli.work.applying.export_with", fail)
     before = disk(here)
     done = apply("bare.json", "--export", "x", "--json", "r.json", "--plot", "p.png")
     assert done.err == "error: base/model.safetensors: No such file or directory\n" and disk(here) == before
@@ -263,8 +263,8 @@ def test_what_fails_is_named_and_not_the_file_that_waits(
 
 def test_a_picture_that_the_disk_has_no_room_for_takes_all_with_it(here: Path, model: Path) -> None:
     base, before = model.parent / "corpus.txt", disk(here)
-    words = ["-m", "ffedit", "apply", "bare.json", "-q", "--model", model, "--corpus", base, "--out", "e"]
-    done = process(*words, "--json", "r.json", "--plot", "p.png", size=20_000)
+    words = ["apply", "bare.json", "-q", "--model", model, "--corpus", base, "--out", "e"]
+    done = forked(*words, "--json", "r.json", "--plot", "p.png", size=20_000)
     assert done.code == 1 and done.err.startswith("error: p.png: cannot be written (") and disk(here) == before
 
 
