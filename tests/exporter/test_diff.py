@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 import zoo
-from making import made, on_disk, verified_here
+from making import made, on_disk
 from safetensors.torch import load_file, save_file
 from shell import save_model, shell
 
@@ -20,7 +20,6 @@ from ffedit.algebra.low_rank import LowRank
 from ffedit.algebra.rounding import noise_floor, recover
 from ffedit.exporter.embedded_edits import embed
 
-__all__ = ["verified_here"]
 MATRIX = "model.layers.1.mlp.down_proj.weight"
 
 

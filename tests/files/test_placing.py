@@ -83,7 +83,7 @@ def test_what_a_kill_left_goes_with_the_next_and_what_another_process_makes_stay
     assert disk(tmp_path).keys() == {"a[1]*", "a[1]*/file"}
 
 
-def test_nothing_else_is_deleted(tmp_path: Path) -> None:
+def test_sweeping_deletes_only_unfinished_work_of_its_target(tmp_path: Path) -> None:
     (elsewhere := tmp_path / "elsewhere").mkdir()
     (elsewhere / "file").touch()
     folder_of(tmp_path / ".out.settings", "a person's")
@@ -199,7 +199,7 @@ def test_without_force_what_another_process_has_made_meanwhile_stays(tmp_path: P
     assert (tmp_path / "out" / "file").read_text() == "another's" and len(list(tmp_path.iterdir())) == 1
 
 
-def test_nothing_may_be_placed(tmp_path: Path) -> None:
+def test_placing_no_results_leaves_no_file(tmp_path: Path) -> None:
     with together():
         pass
     assert not list(tmp_path.iterdir())
