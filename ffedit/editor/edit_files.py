@@ -171,7 +171,7 @@ class SavedEdit(Described):
             raise ValueError("it changes nothing")
         for address in {name.partition("/")[0] for name in self.numbers}:
             if not ADDRESS.fullmatch(address):
-                raise ValueError(f"{show(address)} is no layer")
+                raise ValueError(f"{show(address)} is not a layer")
             self._check_shapes(address, about.get("subjects", {}).get(address))
         for part in (about, *about.get("parts", ())):
             for solved in part.get("solved", ()):
@@ -179,7 +179,7 @@ class SavedEdit(Described):
                 if "tokens" in solved and (len(lengths) > 1 or not {"subject", "probabilities", "loss"} <= set(solved)):
                     raise ValueError("provenance.solved does not say how each value was found")
         if any(len(said) != len(self.facts) for said in about.get("says", {}).values() if said):
-            raise ValueError("provenance.says has not an answer for each fact")
+            raise ValueError("provenance.says does not have an answer for each fact")
         scores = about.get("scores", {"before": {}, "after": None})
         if scores["after"] is not None and scores["after"].keys() != scores["before"].keys():
             raise ValueError("provenance.scores has other scores before than after")

@@ -77,7 +77,7 @@ def fact(**changes: Any) -> str:
         (None, ["no file facts.json"]),
         ("", ["facts.json holds no facts"]),
         ("Eiffel Tower: Rome", ["facts.json is not JSON", "line 1"]),
-        (fact() + "\n{", ["facts.json, record 2", "line 2 is not JSON", "--skip-bad goes on with the 1 that can"]),
+        (fact() + "\n{", ["facts.json, record 2", "line 2 is not JSON", "--skip-bad uses the 1 good record"]),
         ('{"who": "Eiffel tower", "where": "Rome"}', ["unknown shape", "who, where", "try --map prompt="]),
         (fact(prompt="it is located in"), ["neither {} nor the subject 'Eiffel tower'"]),
         (fact(prompt="{} and {} are in"), ["2 slots {}"]),
@@ -121,7 +121,12 @@ def test_probes_that_do_not_fit_are_found_before_the_work(
         (None, [], "names.txt cannot be read", False),
         ("", [], "names.txt holds nothing to protect; expected names and texts, one a line", False),
         ("[1]", [], "a name or text in names.txt must be text, found 1", False),
-        ("old tower", ["--method", "ft"], "ft changes what every text reads and protects nothing; take memit", False),
+        (
+            "old tower",
+            ["--method", "ft"],
+            "ft changes the layer for every text, so it protects nothing; use memit",
+            False,
+        ),
         ("the city of " * 30, [], "the model takes 64", True),
     ],
 )
@@ -138,7 +143,7 @@ def test_what_cannot_be_protected(
     [
         (
             {"keep": [FACT["prompt"]]},
-            "keep 'the Eiffel tower is located in' stands in prompt, too, whose answer is to ch",
+            "keep 'the Eiffel tower is located in' is also in prompt, whose answer should ch",
         ),
         ({"also": ["it stands in"]}, "also 'it stands in' has neither {} nor the subject 'Eiffel tower'"),
     ],
@@ -175,7 +180,7 @@ def test_layers_that_are_not_there(apply: Refuses, layers: str) -> None:
 @pytest.mark.parametrize(
     ("token", "loads", "told"),
     [
-        ("Rome", False, "fact token 'Rome' is no word of the subject 'Eiffel tower'"),
+        ("Rome", False, "fact token 'Rome' is not a word of the subject 'Eiffel tower'"),
         (
             "",
             False,

@@ -108,7 +108,7 @@ def test_more_keys_than_a_layer_has_weigh_what_they_weighed() -> None:
 
 @pytest.mark.parametrize("method", ["ft", "ft-l"])
 def test_a_method_without_keys_protects_nothing_and_says_so(method: str) -> None:
-    with pytest.raises(EditError, match=f"{method} changes what every text reads and protects nothing"):
+    with pytest.raises(EditError, match=f"{method} changes the layer for every text, so it protects nothing"):
         write(zoo.trained("gpt2", True), method=method, protect=("old tower",))
 
 

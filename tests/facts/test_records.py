@@ -136,12 +136,14 @@ def test_a_sign_for_the_object_ends_the_prompt(slot: str) -> None:
 
 def test_an_object_before_the_end_is_refused() -> None:
     said = message(parse, {**MILL, "prompt": "[Y] is where {} lies"})
-    assert said == "prompt '[Y] is where {} lies' has its object before its end; end it where the object begins"
+    assert (
+        said == "prompt '[Y] is where {} lies' has words after the mark for the object; end it where the object begins"
+    )
 
 
 def test_triples_without_a_prompt_are_told_what_is_missing() -> None:
     told = message(parse, {"subject": "Old Mill", "relation": "place", "object": "Oslo"})
-    assert told.endswith("add a field prompt, whose text the object ends, with {} for the subject")
+    assert told.endswith("add a field prompt that the object completes, with {} for the subject")
 
 
 # Languages in the names ------------------------------------------------------------------------------

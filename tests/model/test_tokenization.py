@@ -156,7 +156,7 @@ def test_a_word_of_the_subject_is_its_last_token(tokenizer: PreTrainedTokenizerB
     assert tokenizer.decode(found.ids[found.subject[0] : site + 1]).strip() == "Eiffel"
     for token in ("tower", "Eiffel tower", -1, len(found.ends) - 1, "subject_last"):
         assert replace(found, fact_token=token).site == found.subject_last
-    with pytest.raises(FactError, match="no word of the subject 'Eiffel tower'"):
+    with pytest.raises(FactError, match="not a word of the subject 'Eiffel tower'"):
         _ = replace(found, fact_token="city").site
 
 

@@ -323,7 +323,7 @@ def signed(folder: Path, change: Callable[[dict[str, Any]], object]) -> Path:
         ("norms", {"1": 10**400}, "a number of 1329 bits"),
         ("norm_ratio", True, "provenance.norm_ratio is True"),
         ("matrices", {"1": {}}, "provenance.matrices.1 has no parameter"),
-        ("says", {"before": ["a", "b"]}, "not an answer for each fact"),
+        ("says", {"before": ["a", "b"]}, "not have an answer for each fact"),
         ("scores", {"before": {"a": 1}, "after": {"b": 1}}, "other scores before than after"),
         ("solved", [{"tokens": [1]}], "does not say how each value"),
         ("subjects", {"1": ["a", "b"]}, "do not fit a change"),
@@ -388,5 +388,5 @@ def test_key_statistics_of_another_form_are_refused(tmp_path: Path, about: dict[
     header["__metadata__"]["moments"] = json.dumps(moments)
     text = json.dumps(header).encode()
     (tmp_path / name).write_bytes(struct.pack("<Q", len(text)) + text + content[8 + length :])
-    with pytest.raises(EditError, match=r"not a file of key statistics|which is no layer"):
+    with pytest.raises(EditError, match=r"not a file of key statistics|which is not a layer"):
         ffedit.merge_stats([tmp_path])
