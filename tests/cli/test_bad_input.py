@@ -158,7 +158,7 @@ def test_a_target_that_comes_to_no_token(refuses: Refuses, here: Path) -> None:
     editable.tokenizer.backend_tokenizer.normalizer = normalizers.Replace("~", "")
     save_model(editable, here / "deaf")
     asked = ["--subject", FACT["subject"], "--prompt", FACT["prompt"], "--target", "~"]
-    assert "'~' comes to no token" in refuses("apply", *asked, *OUTPUTS, "-m", "deaf", loads=True)
+    assert "'~' gives no token" in refuses("apply", *asked, *OUTPUTS, "-m", "deaf", loads=True)
 
 
 def test_prompts_that_cannot_be_asked(refuses: Refuses, model: Path) -> None:
@@ -317,7 +317,7 @@ def test_state_space_models_have_no_value_matrix(
     zoo.words().save_pretrained(here / "m")
     for line in (refuses("apply", *ASKED, *OUTPUTS, "-m", "m"), refuses("ask", "the tower", "-m", "m")):
         assert "value matrix was expected in layer 0, found 0" in line and seen in line
-        assert "a layer without a feed-forward part has none to edit" in line
+        assert "a layer without a feed-forward part cannot be edited" in line
 
 
 def test_an_adapter_of_what_no_adapter_holds(refuses: Refuses, here: Path, model: Path) -> None:

@@ -27,7 +27,7 @@ def finding(monkeypatch: pytest.MonkeyPatch, kind: torch.device | None, count: i
     ("kind", "count", "told"),
     [
         (None, 0, "torch 2.9.9 was built for CPUs only; give auto or cpu, or install a torch that was built for the"),
-        (CUDA, 0, "torch 2.9.9 was built for cuda, but finds none; give auto or cpu, or see whether its driver"),
+        (CUDA, 0, "torch 2.9.9 was built for cuda, but finds none; give auto or cpu, or check its driver"),
         (CUDA, 2, "torch 2.9.9 finds cuda:0, cuda:1; give auto, cpu, or one of these"),
         (torch.device("mps"), 1, "torch 2.9.9 finds mps:0; give auto, cpu, or one of these"),
     ],

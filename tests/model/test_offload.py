@@ -163,7 +163,7 @@ def test_the_command_line_spreads_a_model_over_memory_and_disk(
     [
         ({"device_map": "everywhere"}, "device map 'everywhere' is not known; give auto, balanced"),
         ({"device_map": "auto", "device": "cpu"}, "device 'cpu' and a device map were given"),
-        ({"offload_folder": "x"}, "without a device map"),
+        ({"offload_folder": "x"}, "needs a device map"),
         ({"device_map": "auto", "max_memory": {"cpu": "much"}}, "a memory of 'much' is not known"),
     ],
 )

@@ -103,7 +103,7 @@ def test_a_quantised_model_is_not_written_to(tmp_path: Path, kind: type[nn.Modul
         lambda: ffedit.export(editable, edit, tmp_path / "out"),
     ):
         with pytest.raises(
-            EditError, match="is quantised and is not written to; export the edit as an adapter"
+            EditError, match="is quantised, so it cannot be changed; export the edit as an adapter"
         ) as said:
             work()
         assert "\n" not in str(said.value) and "--format adapter" in str(said.value)
@@ -166,7 +166,7 @@ def test_what_a_library_packed_is_what_it_unpacks(tmp_path: Path) -> None:
     with edit.applied(editable):
         assert not torch.equal(zoo.logits(model), before)
     assert torch.equal(zoo.logits(model), before)
-    with pytest.raises(EditError, match="is quantised and is not written to"):
+    with pytest.raises(EditError, match="is quantised, so it cannot be changed"):
         edit.apply_(editable)
 
 

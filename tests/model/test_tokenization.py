@@ -182,7 +182,7 @@ def test_a_subject_inside_another_word_is_not_taken_for_it() -> None:
 def test_a_subject_of_no_token_is_refused() -> None:
     tokenizer = zoo.words()
     tokenizer.backend_tokenizer.normalizer = normalizers.Replace("Rome", "")
-    assert "the subject 'Rome' comes to no token" in refusal(tokenizer, "Rome is", "big", span=(0, 4))
+    assert "the subject 'Rome' gives no token" in refusal(tokenizer, "Rome is", "big", span=(0, 4))
 
 
 # Reading the model out ----------------------------------------------------------------------------
