@@ -109,7 +109,7 @@ def bench(
             f"interrupted: {out} keeps the results so far; the same command resumes the run"
         ) from interrupt
     missing = len(report.failures) + len(report.unusable)
-    reasons = f"; {missing} could not be measured, and it says why" if missing else ""
+    reasons = f"; {missing} could not be measured, for reasons that it gives" if missing else ""
     surface.show(headline_table(headline(report)), f"{out / 'report.md'} has all tables{reasons}")
     told = report.to_dict()
     surface.write_json({**told, "left_out": [*told["left_out"], *(kind.to_dict() for kind in sifted.by_kind)]})

@@ -258,7 +258,7 @@ def test_the_command(model: Path, empty: Path, capsys: pytest.CaptureFixture[str
         (["--set", "value.steps=2.5"], "expected int"),
         (["--set", "value.steps=x"], "expected int"),
         (["--layers", "0-1"], "auto or one"),
-        (["--layers", "0", "--spread", "2"], "spread less"),
+        (["--layers", "0", "--spread", "2"], "use a smaller one"),
         (["--where", "part=three"], "no record"),
         (["--where", "part=None"], "no record"),
         (["--preset", "paper"], "preset 'paper'"),

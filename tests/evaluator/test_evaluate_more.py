@@ -221,7 +221,7 @@ def test_numbers_that_are_not_finite_are_an_error_that_names_the_model() -> None
 def test_a_checkpoint_with_another_tokenizer_is_refused() -> None:
     base, other = zoo.trained("gpt2"), zoo.trained("gpt2", True)
     renamed = find_and_verify(other.model, zoo.words(extra=("Atlantis",)), "renamed")
-    for wrong, complaint in ((other, "another way"), (renamed, "not the same ones")):
+    for wrong, complaint in ((other, "another way"), (renamed, "other tokens: ")):
         with pytest.raises(EditError, match=complaint):
             evaluate(base, [KNOWN], edited=wrong)
     assert evaluate(base, [KNOWN], edited=zoo.trained("gpt2")).after is not None

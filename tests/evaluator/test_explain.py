@@ -283,10 +283,10 @@ def test_an_edit_that_cannot_be_taken_apart_is_told_in_a_line() -> None:
     first = {"config": {"key": {"fact_token": "subject_first"}}}
     mixed = replace(one, provenance={**one.provenance, "parts": [one.provenance, first]})
     cases = [
-        (editable, made(editable, {0: 1, 1: 1}), "the edit changes 2 layers, and not one that holds all of δ"),
+        (editable, made(editable, {0: 1, 1: 1}), "the edit changes 2 layers, so no layer has all of δ"),
         (editable, made(editable, {1: 1}), "the edit was not solved for keys"),
         (editable, made(editable, {1: 1}, dense=True), "the edit was not solved for keys"),
-        (editable, nameless, "the edit does not say whose its keys are"),
+        (editable, nameless, "the edit does not say to which subjects its keys belong"),
         (editable, mixed, "the edit is a sum of edits that write at different tokens"),
         (mixture, made(mixture, {Address(1, 2): 1}), "the edit changes experts"),
     ]

@@ -357,7 +357,7 @@ def test_an_edit_that_names_no_model_asks_for_one(tmp_path: Path, capsys: pytest
 )
 def test_a_line_that_is_no_result_is_named(tmp_path: Path, line: str, told: str) -> None:
     (tmp_path / "results.jsonl").write_text(json_lines([json.loads(line)]))
-    with pytest.raises(EditError, match=f"results.jsonl, line 1: no result of `ffedit bench`.*{told}"):
+    with pytest.raises(EditError, match=f"results.jsonl, line 1: not a result of `ffedit bench`.*{told}"):
         fuzzing.results.Journal(tmp_path, writes=False)
 
 
