@@ -78,7 +78,7 @@ def fact(**changes: Any) -> str:
         ("", ["facts.json holds no facts"]),
         ("Eiffel Tower: Rome", ["facts.json is not JSON", "line 1"]),
         (fact() + "\n{", ["facts.json, record 2", "line 2 is not JSON", "--skip-bad uses the 1 good record"]),
-        ('{"who": "Eiffel tower", "where": "Rome"}', ["unknown shape", "who, where", "try --map prompt="]),
+        ('{"who": "Eiffel tower", "where": "Rome"}', ["unknown format", "who, where", "try --map prompt="]),
         (fact(prompt="it is located in"), ["neither {} nor the subject 'Eiffel tower'"]),
         (fact(prompt="{} and {} are in"), ["2 slots {}"]),
         (fact(subject=" "), ["subject is empty"]),
@@ -99,7 +99,7 @@ def test_facts_that_cannot_be_used(apply: Refuses, here: Path, content: str | No
     ("changes", "told"),
     [
         ({"target": "Timbuktu"}, "does not know"),
-        ({"prompt": "the city of " * 30 + "{} is"}, "the model takes 64"),
+        ({"prompt": "the city of " * 30 + "{} is"}, "the model reads at most 64"),
     ],
 )
 def test_facts_that_do_not_fit_the_model(apply: Refuses, here: Path, changes: dict[str, str], told: str) -> None:
@@ -112,7 +112,7 @@ def test_probes_that_do_not_fit_are_found_before_the_work(
 ) -> None:
     monkeypatch.setattr("ffedit.layer_choice.choose.find_layer", lambda *_: pytest.fail("it was traced"))
     (here / "facts.json").write_text(fact(neighbors=["the city of " * 30 + "Madrid is"]))
-    assert "the model takes 64" in apply("facts.json", loads=True)
+    assert "the model reads at most 64" in apply("facts.json", loads=True)
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_probes_that_do_not_fit_are_found_before_the_work(
             "ft changes the layer for every text, so it protects nothing; use memit",
             False,
         ),
-        ("the city of " * 30, [], "the model takes 64", True),
+        ("the city of " * 30, [], "the model reads at most 64", True),
     ],
 )
 def test_what_cannot_be_protected(

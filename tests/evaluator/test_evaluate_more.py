@@ -238,7 +238,7 @@ def test_any_script_is_scored_and_what_is_too_long_is_refused() -> None:
     report = evaluate(editable, facts)
     for one in report.facts_before:
         assert one.scores.efficacy in (0, 1) and one.scores.paraphrase is None and one.scores.specificity is None
-    with pytest.raises(FactError, match="the model takes 64") as caught:
+    with pytest.raises(FactError, match="the model reads at most 64") as caught:
         evaluate(editable, [Fact("Rome", "x" * 10_000 + " {} is in", "Italy", "Spain")])
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 200
 

@@ -272,7 +272,7 @@ def test_a_prompt_without_the_subject_and_a_subject_without_a_key_are_told() -> 
     lost = found["the old tower is in"]
     assert (lost.failed, lost.forced, lost.reach) == (None, None, None)
     assert lost.reason == "“Eiffel tower” does not occur in it"
-    assert found[CURIE.text].reason == "the edit has 0 keys of “Marie Curie”, where one was expected"
+    assert found[CURIE.text].reason == "the edit has 0 keys for “Marie Curie”, where one was expected"
     assert found[OWN].failed == found[WORDING].failed == "value"
 
 

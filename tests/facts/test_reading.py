@@ -92,7 +92,7 @@ def test_each_record_that_cannot_be_used_is_listed_with_its_reason(tmp_path: Pat
     reasons = dict(found.left_out)
     assert list(reasons) == [1, 2, 4, 5, 7]
     assert reasons[1] == "'Old Mill lies in' has target 'Oslo' here and 'Rome' in record 4; keep one"
-    assert "unknown shape" in reasons[2]
+    assert "unknown format" in reasons[2]
     assert reasons[4] == "'Old Mill lies in' has target 'Rome' here and 'Oslo' in record 1; keep one"
     assert "target and previous are both 'Bern'" in reasons[5]
     assert reasons[7] == "case_id '1' is that of record 3, another fact; give each its own"

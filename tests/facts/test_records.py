@@ -62,7 +62,7 @@ def test_what_stands_beside_records_is_named_and_belongs_to_each(tmp_path: Path)
     assert found.unread == {"version": 2} and [fact.relation for fact in found.facts] == ["place", "place"]
     one = {"requests": [OLD], "generality": {"wording": [{"prompt": "Old Mill stands in", "target": "Oslo"}]}}
     assert read_facts(write(tmp_path, one)) == [Fact(**MILL, paraphrases=["Old Mill stands in"])]
-    assert "unknown shape" in message(read_facts, write(tmp_path, {**one, "requests": [OLD, RED]}))
+    assert "unknown format" in message(read_facts, write(tmp_path, {**one, "requests": [OLD, RED]}))
 
 
 @pytest.mark.parametrize(

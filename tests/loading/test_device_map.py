@@ -54,7 +54,7 @@ def test_torchs_own_words_are_cut_to_a_few(monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.parametrize("device", ["foo", "", "cuda:x", "meta", "privateuseone"])
 def test_a_device_that_is_none(device: str) -> None:
-    words = rf"device '{device}' (is not known|holds no weights|cannot be used \(.*\): torch .*); give auto"
+    words = rf"device '{device}' (is not known|cannot hold weights|cannot be used \(.*\): torch .*); give auto"
     with pytest.raises(ModelError, match=words):
         spread_over(device, None, None, None)
 

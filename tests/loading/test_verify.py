@@ -196,7 +196,7 @@ def test_a_module_that_does_more_than_multiply_is_refused() -> None:
     adapted.weight = mlp.down_proj.weight
     mlp.down_proj = adapted
     text = refusal(model)
-    sides = re.search(r"W k \+ b is (\S+) where model.layers.1.mlp.down_proj gives (\S+) \(off by", text)
+    sides = re.search(r"W k \+ b is (\S+), but model.layers.1.mlp.down_proj gives (\S+) \(off by", text)
     assert sides is not None and "adapter" in text
     assert float(sides[2]) - float(sides[1]) == pytest.approx(5, abs=0.02), "both sides of the equation"
 

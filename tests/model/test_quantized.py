@@ -112,7 +112,7 @@ def test_a_quantised_model_is_not_written_to(tmp_path: Path, kind: type[nn.Modul
             write_facts(editable, facts, method, layers, quick(), CORPUS)
     for module in (memory.module for memory in editable.memories.values()):
         module.forward = torch.no_grad()(module.forward)  # type: ignore[method-assign]
-    with pytest.raises(EditError, match="kernels that pass no gradient on this device"):
+    with pytest.raises(EditError, match="its kernels pass no gradient on this device"):
         write_facts(editable, facts, "memit", [1], quick(), CORPUS)
     assert zoo.unchanged(editable, before) and not (tmp_path / "out").exists() and not editable.history.edits
 
