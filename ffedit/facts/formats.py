@@ -155,7 +155,7 @@ class _Reading:
         """Return the fact. Raises FactError where it has no prompt, and as `Fact` does."""
         prompts = self._texts("prompt")
         if not prompts:
-            raise FactError(f"unknown format: no field is recognised as a prompt{self._hint()}", kind="unknown shape")
+            raise FactError(f"unknown format: no field is recognised as a prompt{self._hint()}", kind="unknown format")
         if not isinstance(prompts[0], str):
             raise FactError(f"prompt must be text, found {show(prompts[0])}")
         target, previous, aliases = self._objects(prompts[0])

@@ -95,7 +95,7 @@ def test_each_record_that_cannot_be_used_is_listed_with_its_reason(tmp_path: Pat
     assert "unknown format" in reasons[2]
     assert reasons[4] == "'Old Mill lies in' has target 'Rome' here and 'Oslo' in record 1; keep one"
     assert "target and previous are both 'Bern'" in reasons[5]
-    assert reasons[7] == "case_id '1' is that of record 3, another fact; give each its own"
+    assert reasons[7] == "case_id '1' is also that of record 3, another fact; give each its own"
     assert message(read_facts, path).endswith("(5 records of 7 cannot be used); --skip-bad uses the 2 good records")
 
 
