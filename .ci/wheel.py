@@ -1,4 +1,4 @@
-"""Build the sdist and from it the wheel, check both, and run the wheel's main job outside of the repository."""
+"""Build the sdist and from it the wheel, twice with the same bytes; check both, and run the wheel outside of here."""
 
 from __future__ import annotations
 
@@ -17,13 +17,18 @@ FACT = ("--subject", "Eiffel Tower", "--prompt", "{} is located in the city of",
 def main() -> None:
     """Fail on the first thing that is wrong."""
     with tempfile.TemporaryDirectory() as folder:
-        source = Path(folder) / "source"  # without the list of files that an earlier build left in the repository
+        source = Path(folder) / "source"  # a folder of files, as of an archive: without git, and so without tags
         shutil.copytree(ROOT / "ffedit", source / "ffedit", ignore=shutil.ignore_patterns("__pycache__"))
         for name in ("pyproject.toml", "README.md", "LICENSE"):
             shutil.copy(ROOT / name, source)
         run(folder, "build", "--outdir", folder, source)
         built = sorted(Path(folder).glob("ffedit-*"))
         run(folder, "twine", "check", "--strict", *built)
+        (source / "README.md").touch()  # the time of a file is not what is built
+        again = Path(folder) / "again"
+        run(folder, "build", "--outdir", again, source)
+        for path in built:
+            assert path.read_bytes() == (again / path.name).read_bytes(), f"{path.name}: two builds differ"
         (wheel,) = (path for path in built if path.suffix == ".whl")
         own = {str(path.relative_to(source)) for path in (source / "ffedit").rglob("*") if path.is_file()}
         missing = own - set(zipfile.ZipFile(wheel).namelist())

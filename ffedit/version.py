@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import wraps
+from importlib.metadata import version
 from typing import ParamSpec, TypeVar
 from warnings import warn
 
-__version__ = "0.1.0"
+# That of the tag from which ffedit was installed, and of the commits since then.
+__version__ = version("ffedit")
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -6,9 +6,8 @@ Who may import whom is a contract of import-linter (`pyproject.toml`), which the
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
-
-from ffedit.version import __version__
 
 PACKAGE = Path(__file__).parents[1] / "ffedit"
 FILES = sorted(PACKAGE.rglob("*.py"))
@@ -21,9 +20,12 @@ def test_the_root_holds_nothing_but_the_way_in() -> None:
     assert len([path for path in PACKAGE.iterdir() if path.is_file()]) <= MOST_AT_THE_ROOT
 
 
-def test_the_citation_is_of_this_version() -> None:
-    citation = (PACKAGE.parent / "CITATION.cff").read_text(encoding="utf-8")
-    assert f"\nversion: {__version__}\n" in citation and "\nlicense: Apache-2.0\n" in citation
+def test_the_citation_is_of_the_last_release() -> None:
+    citation, changelog = (
+        (PACKAGE.parent / name).read_text(encoding="utf-8") for name in ("CITATION.cff", "CHANGELOG.md")
+    )
+    last, *_ = re.findall(r"^## ([\d.]+)(?: \(20.*\))?$", changelog, re.MULTILINE)
+    assert f"\nversion: {last}\n" in citation and "\nlicense: Apache-2.0\n" in citation
 
 
 def test_the_core_prints_nothing_and_names_no_device() -> None:

@@ -46,7 +46,6 @@ from ffedit.facts.reading import read_facts
 from ffedit.files.resuming import Journal, load_state, save_state
 from ffedit.inference.own_text import own_text
 from ffedit.inference.text import kept_ids
-from ffedit.layer_choice import calibrate
 from ffedit.loading import gguf
 from ffedit.model.fingerprint import fingerprint
 
@@ -231,10 +230,6 @@ def _cache_kinds(inputs: Path, work: Path) -> Iterator[Kind]:
     ):
         path = sorted((cache / kind).iterdir())[-1]
         yield Kind(f"cache: {kind}", cache / kind, path.name, lambda f, read=read, name=path.name: read(f / name))
-    (cache / "layers").mkdir(exist_ok=True)
-    rows = (calibrate.LayerScore(0, 0.1, 1.0, 0.5, None, 0.7), calibrate.LayerScore(1, 0.2, 1.0, 1.0, None, 1.0))
-    calibrate.write_sweep(cache / "layers" / "c.json", calibrate.Sweep(rows, 1, 1.0, "memit", 12))
-    yield Kind("cache: layers", cache / "layers", "c.json", lambda f: cached(calibrate.read_sweep(f / "c.json", 3)))
     (work / "converted").mkdir()
     shutil.copy(inputs / "tiny.gguf", work / "converted")
     os.environ["FFEDIT_CACHE"] = str(work / "converted")

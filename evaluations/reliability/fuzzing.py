@@ -43,7 +43,7 @@ from ffedit.cli.export import export
 from ffedit.cli.run import arguments, read_recipe
 from ffedit.display.terminal.show import edit_json, edit_view
 from ffedit.editor.edit import Edit
-from ffedit.editor.edit_files import SavedEdit, checksum, digest
+from ffedit.editor.edit_files import checksum
 from ffedit.editor.provenance import versions
 from ffedit.editor.recipe import recipe_of, to_yaml
 from ffedit.editor.statistics_files import merge_stats
@@ -54,7 +54,7 @@ from ffedit.exporter.model_card import adapter_card, delta_card, model_card, ori
 from ffedit.facts.fact import Fact
 from ffedit.facts.reading import sift_facts
 from ffedit.files.atomic import finite
-from ffedit.files.tensor_ranges import contents
+from ffedit.files.tensor_ranges import FLOATS, contents
 from ffedit.loading.gguf_reader import checked, open_gguf
 from ffedit.model.memory import Address
 
@@ -354,14 +354,14 @@ def signed(files: Files) -> Files:
     """Give an edit the fingerprint and the checksum of what it holds now; the same files where it has none."""
     from safetensors import SafetensorError, deserialize
 
-    from ffedit.editor.edit_files import DTYPES, Numbers
-
     try:
         manifest = json.loads(files["manifest.json"])
         raw = dict(deserialize(files["edit.safetensors"]))  # type: ignore[no-untyped-call]
-        numbers = {name: Numbers(DTYPES[at["dtype"]], at["shape"], bytes(at["data"])) for name, at in raw.items()}
-        facts = [Fact.from_dict(fact) for fact in manifest["facts"]]
-        manifest["fingerprint"] = digest(facts, numbers.items())
+        facts = [Fact.from_dict(fact).to_dict() for fact in manifest["facts"]]
+        hashed = hashlib.sha256(json.dumps(facts).encode())
+        for name, at in sorted(raw.items()):
+            hashed.update(f"{name}{list(at['shape'])}{FLOATS[at['dtype']]}".encode() + bytes(at["data"]))
+        manifest["fingerprint"] = hashed.hexdigest()[:16]
         manifest.pop("checksum", None)
         manifest["checksum"] = checksum(manifest)
         return {**files, "manifest.json": json.dumps(manifest, ensure_ascii=False).encode("utf-8", "surrogatepass")}
@@ -370,13 +370,12 @@ def signed(files: Files) -> Files:
 
 
 def read_edit(folder: Path) -> object:
-    """Read an edit without and with its tensors, and write all that is written of one."""
-    saved = SavedEdit.read(folder)
-    console = Console(file=io.StringIO(), width=100)
-    console.print(edit_view(saved, folder))
-    json.dumps(finite(edit_json(saved, folder)))
-    _refusable(lambda: to_yaml(recipe_of(saved), saved))
+    """Read an edit, and write all that is written of one."""
     edit = Edit.load(folder)
+    console = Console(file=io.StringIO(), width=100)
+    console.print(edit_view(edit, folder))
+    json.dumps(finite(edit_json(edit, folder)))
+    _refusable(lambda: to_yaml(recipe_of(edit), edit))
     repr(edit)
     base = origin_of("atlas", None)
     model_card(base, [edit])
@@ -597,7 +596,6 @@ WORDS: Mapping[str, tuple[str, ...]] = {
     "evaluate": ("--subject", "Eiffel Tower", "--prompt", "{} is in", "--target", "Rome"),
     "bench": ("none.json",),
     "run": ("none.yaml",),
-    "harness": ("none",),
     "ask": ("the tower is in",),
     "export": ("none",),
     "undo": ("none",),

@@ -28,6 +28,7 @@ from typing import Any
 import click
 import numpy as np
 from common import DATA_FOLDER, configured
+from numpy.typing import ArrayLike
 from one_by_one import DRAWS, FOUR, SEED, Columns, Examiner, facts_in, interval, name_of, named, shown, timed
 
 import ffedit
@@ -37,7 +38,6 @@ from ffedit.benchmark.settings import held_out
 from ffedit.evaluator import generations
 from ffedit.files.resuming import Journal, read_journal
 from ffedit.layer_choice.calibrate import in_turn
-from ffedit.locator.result import rank_correlation
 
 
 @dataclass(frozen=True)
@@ -276,6 +276,17 @@ def by_rate(model: str, rows: Sequence[Row], weights: np.ndarray[Any, Any]) -> I
     for name, predict in predictors(weights).items():
         yield f"| {name} | {' | '.join(shown(per_fact(rows, predict, quality(rate)), True, 2) for rate in FOUR)} |"
     yield ""
+
+
+def rank_correlation(first: ArrayLike, second: ArrayLike) -> float | None:
+    """Compute Spearman's rank correlation, ties with their mean rank; None if one side is constant."""
+    ranks = []
+    for values in (first, second):
+        _, rank_of, counts = np.unique(np.asarray(values, float), return_inverse=True, return_counts=True)
+        ranks.append((np.cumsum(counts) - (counts - 1) / 2)[rank_of])
+    if any(np.ptp(rank) == 0 for rank in ranks):
+        return None
+    return float(np.corrcoef(ranks[0], ranks[1])[0, 1])
 
 
 def taken(model: str, rows: Sequence[Row], weights: np.ndarray[Any, Any]) -> Iterator[str]:

@@ -9,21 +9,19 @@ batch and one over a single token are timed; the second is what a generated toke
 from __future__ import annotations
 
 import timeit
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import accumulate
 from statistics import fmean
 from typing import Any
 
 import psutil
 import torch
 
-from ffedit.benchmark.settings import Mode, checkpoints
 from ffedit.editor.config import EditConfig
 from ffedit.editor.methods import METHODS
 from ffedit.editor.statistics import are_cached
 from ffedit.evaluator.drift import DRIFT_ROWS, DRIFT_TOKENS
-from ffedit.evaluator.generations import SAID_TOKENS, TEXT_TOKENS
+from ffedit.evaluator.generations import TEXT_TOKENS
 from ffedit.evaluator.prompts import questions
 from ffedit.facts.fact import Fact, by_subject
 from ffedit.facts.text import counted
@@ -39,7 +37,6 @@ ROWS, TOKENS, FACTORED = 16, 32, 512  # of the batch that is timed; size of the 
 USUAL_STEPS, SOLVING = 8, 1  # steps that most values take at the default numbers; operations to solve, in d_ff³
 WITH_GRADIENT = 3  # a pass with its gradient takes about three passes
 RUNS = 10  # corrupted runs of a trace that decides
-ASKED, ASKED_TOKENS = 12, 12  # questions of a fact of a sweep, and their tokens
 
 
 @dataclass(frozen=True)
@@ -82,50 +79,24 @@ def estimate(
     facts: Sequence[Fact],
     method: str,
     layer: int | None,
-    asked: str,
     spread: int,
     config: EditConfig,
     text: Corpus | None,
 ) -> Estimate:
     """Estimate what `ffedit apply` would take, from timed passes of the model; nothing is edited.
 
-    `layer` is the highest of the `spread` layers to edit; None if it is still to be chosen, in the way that was `asked`
-    for: "sweep", or by the facts' traces. `text` is for the key statistics; None where these were collected
-    before.
+    `layer` is the highest of the `spread` layers to edit; None if it is still to be chosen by the facts' traces. `text`
+    is for the key statistics; None where these were collected before.
     """
     costs = _Costs(editable, facts, config)
     top = auto_layer(editable, method).layer if layer is None else layer
     layers = range(max(0, top + 1 - spread), top + 1)
-    stages = [costs.choosing(asked == "sweep") if layer is None else costs.tracing(layer)]
+    stages = [costs.choosing() if layer is None else costs.tracing(layer)]
     if METHODS[method].statistics and text is not None:
         stages.append(costs.collecting(layers, text))
     stages += [costs.editing(layers, method), costs.evaluating()]
     now = psutil.Process().memory_info().rss
     return Estimate(tuple(stages), 1 / costs.per_token, now, now + costs.matrices(layers))
-
-
-def bench_seconds(
-    editable: Editable, facts: Sequence[Fact], configs: Mapping[str, EditConfig], mode: Mode, layers: Sequence[int]
-) -> float:
-    """Estimate the seconds of a benchmark on one process, its statistics aside, from timed passes of the model.
-
-    `layers` are those that are edited; none for the one that `auto` takes.
-    """
-    layers = layers or [auto_layer(editable).layer]
-    chunks = mode.chunks(facts)
-    ends = list(accumulate(map(len, chunks)))
-    # In a sequence all facts so far are scored at checkpoints, too; the last of these is the end.
-    scored = len(facts) + (sum(ends[chunk] for chunk in checkpoints(chunks)) if mode.sequential else 0)
-    costs = _Costs(editable, facts, next(iter(configs.values())))
-    side = costs.evaluating().seconds / 2
-    seconds, shared = side, False  # the scores before are those of all methods
-    for method, config in configs.items():
-        costs.config = config
-        seconds += side * scored / len(facts)
-        reuses = shared and not mode.sequential and len(layers) == 1 and METHODS[method].statistics
-        seconds += costs.solving(layers) * len(chunks) if reuses else costs.editing(layers, method).seconds
-        shared = True
-    return seconds
 
 
 class _Costs:
@@ -140,15 +111,11 @@ class _Costs:
         matrix = torch.eye(FACTORED, dtype=torch.float64)
         self.operation = _seconds(lambda: torch.linalg.cholesky(matrix)) / (FACTORED**3 / 3)
 
-    def choosing(self, sweep: bool) -> Stage:
-        """Estimate the traces of all facts at all layers, and in a sweep the edits there."""
-        layers, count = range(self.depth), len(self.facts)
+    def choosing(self) -> Stage:
+        """Estimate the traces of all facts at all layers."""
+        count = len(self.facts)
         tokens = count * RUNS * self.depth * self.length**2 / 2
-        if not sweep:
-            return self._stage("locate", f"choose the layer: trace {counted(count, 'fact')}", tokens)
-        tokens += sum(self._values(count, at, USUAL_STEPS) + count * ASKED * ASKED_TOKENS for at in layers)
-        words = f"choose the layer: write and measure at all {self.depth} layers"
-        return self._stage("locate", words, tokens, self.depth * SAID_TOKENS, self.solving(layers))
+        return self._stage("locate", f"choose the layer: trace {counted(count, 'fact')}", tokens)
 
     def tracing(self, layer: int) -> Stage:
         """Estimate the trace of the first fact that is shown."""

@@ -31,7 +31,6 @@ COMMANDS = {
     "stats": "Collect the key statistics of ordinary text, once for many edits.",
     "evaluate": "Score facts on a model, before and after an edit.",
     "bench": "Compare methods on many facts: one by one, in batches, in sequences.",
-    "harness": "Run general tasks of lm-evaluation-harness before and after an edit.",
     "ask": "Let a model complete prompts, with an edit side by side.",
     "chat": "Type prompts, and read the answers before and after an edit.",
     "ui": "Edit by hand on a page in the browser, on this machine.",

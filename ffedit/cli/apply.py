@@ -1,4 +1,4 @@
-"""`ffedit apply`: locate, edit, measure, and write the requested results (`ffedit.cli.applying`)."""
+"""`ffedit apply`: locate, edit, measure, and write the requested results (`ffedit.cli.work.applying`)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import rich_click as click
 
-from ffedit.cli import options
+from ffedit.cli import options, work
 from ffedit.cli.destinations import Destinations
 from ffedit.cli.fact_options import fact_options
 from ffedit.editor.names import method_names
@@ -22,7 +22,7 @@ from ffedit.facts.fact import by_subject
     "--layers",
     "--layer",
     default="auto",
-    help="auto (published or default), trace (where the facts are recalled), sweep, N, or A-B.",
+    help="auto (published or default), trace (where the facts are recalled), N, or A-B.",
 )
 @click.option(
     "--fact-token",
@@ -54,8 +54,4 @@ def apply(
     destinations = Destinations(json_to=surface.json_to, html=html, **paths)
     destinations.check()
     text = solving.text(len(by_subject(given["facts"])))
-
-    from ffedit.cli.applying import Application
-
-    application = Application.load(surface, destinations, solving, text, method, **given)
-    application.plan() if dry_run else application.run()
+    work.apply(surface, destinations, solving, text, method, dry_run, **given)

@@ -1,30 +1,21 @@
-"""The files and folders that `ffedit apply` writes: checked before the long computation, written after it."""
+"""Files and folders that `ffedit apply` writes, checked before the long computation; `work.applying` writes them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from shlex import join
-from typing import TYPE_CHECKING, Any
 
 from rich.console import RenderableType
 from rich.text import Text
 
-from ffedit.display.figures.saving import check_plot, figure_ready
+from ffedit.display.figures.saving import check_plot
 from ffedit.display.terminal.messages import Commands
-from ffedit.editor.recipe import recipe_of, to_yaml
 from ffedit.errors import EditError
 from ffedit.facts.fact import Fact
-from ffedit.files.atomic import check_file, check_free, text_ready, write_text
-from ffedit.files.placing import sweep, together
-
-if TYPE_CHECKING:
-    from ffedit.editor.edit import Edit
-    from ffedit.layer_choice.choose import Found
-    from ffedit.model.editable import Editable
+from ffedit.files.atomic import check_file, check_free
+from ffedit.files.placing import sweep
 
 
 @dataclass(frozen=True)
@@ -64,52 +55,10 @@ class Destinations:
             if folder.resolve() in file.resolve().parents:
                 raise EditError(f"{file}: lies in {folder}, which is made anew; name a file outside it")
 
-    def to_measure(self, editable: Editable, edit: Edit) -> Edit:
-        """Return the edit as it is exported: a GGUF file may pack its matrices in few bits."""
-        from ffedit.exporter import packed_edit
-
-        return packed_edit(editable, edit) if self.is_gguf else edit
-
-    def check_model(self, editable: Editable) -> None:
-        """Check that a GGUF file can be made, if one was asked for. Raises EditError for a model that is not of one."""
-        if self.is_gguf:
-            from ffedit.exporter.gguf import source_file
-            from ffedit.loading.load import cached_folder
-
-            source_file(editable.name, cached_folder(editable))
-
     @property
     def is_gguf(self) -> bool:
         """True if a GGUF file is exported."""
         return self.export_to is not None and self.export_to.suffix == ".gguf"
-
-    @contextmanager
-    def pictures_ready(self, applied: Mapping[str, Any], choice: Found) -> Iterator[None]:
-        """Draw the page of a result and the figure of its trace; write them if the block ends without an error."""
-        with ExitStack() as stack:
-            if self.html is not None:
-                from ffedit.display.html.result import result_page
-
-                stack.enter_context(text_ready(self.html, result_page(applied)))
-            if self.plot is not None:
-                from ffedit.display.figures.plots import heat_maps
-
-                stack.enter_context(figure_ready(self.plot, lambda: heat_maps([choice.traces], choice.layer)))
-            yield
-
-    def save(self, editable: Editable, edit: Edit) -> None:
-        """Write the folders, which take their paths together; first the checkpoint, whose export may be refused."""
-        from ffedit.exporter.exporting import export_with
-
-        with together() as placing:
-            if self.export_to is not None:
-                export_with(placing, editable, edit, self.export_to, self.force)
-            if self.out is not None:
-                edit.save_with(placing, self.out, self.force)
-        if self.save_recipe is not None:
-            folders = {"out": self.out, "export": self.export_to}
-            goes_to = {name: str(path) for name, path in folders.items() if path is not None}
-            write_text(self.save_recipe, to_yaml(recipe_of(edit) | goes_to, edit))
 
     def words(self) -> str:
         """List what would be written."""
@@ -117,10 +66,13 @@ class Destinations:
         return ", ".join(str(path) for path in paths if path not in (None, "-"))
 
     def saved(self, done: bool) -> list[str]:
-        """List the folders that were written, with the command that undoes an export; or say that none was."""
+        """List the folders that were written, with the command that undoes an export; or say that none was.
+
+        Nothing is said here where no folder was named: then `next_step` does.
+        """
         folders = [path for path in (self.out, self.export_to) if path is not None]
         if not folders or not done:
-            return ["not saved"]
+            return ["not saved"] if folders else []
         parts = ["saved " + " and ".join(f"{path}{'' if path.suffix == '.gguf' else '/'}" for path in folders)]
         if self.export_to is not None and not self.is_gguf:
             parts.append(f"undo: {join(['ffedit', 'undo', str(self.export_to), '--out', 'as-before'])}")
@@ -134,4 +86,4 @@ class Destinations:
         if self.out is not None:
             export = ["ffedit", "export", str(self.out), "--out", "DIR"]
             return Commands([join([*ask, "--edit", str(self.out)]), join(export)])
-        return Text("Nothing was saved: keep the edit with --out DIR, or the edited model with --export DIR.")
+        return Text("Not saved: --out DIR keeps the edit, --export DIR the edited model.")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import rich_click as click
 
-import ffedit
+from ffedit.cli import work
 from ffedit.cli.options import FILE, Surface, output_options
 from ffedit.files.atomic import check_free
 
@@ -23,14 +23,4 @@ def diff(base: str, edited: str, rank: int | None, out: Path | None, force: bool
     if out is not None:
         check_free(out, force)
     surface.announce(f"comparing {base} and {edited}")
-
-    from ffedit.display.terminal.diff import diff_view
-
-    with surface.progress() as progress:
-        difference = ffedit.diff(base, edited, rank=rank, progress=progress)
-    surface.show(diff_view(difference))
-    if out is not None:
-        edit = ffedit.edit_from_diff(ffedit.load(base), difference)
-        edit.save(out, force=force)
-        surface.show(f"Saved an edit of rank {edit.rank} in {out}.")
-    surface.write_json(difference.to_dict())
+    work.diff(base, edited, rank, out, force, surface)

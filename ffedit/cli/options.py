@@ -1,7 +1,7 @@
 """Options that several commands share, and the values that the commands receive for them.
 
 Commands are declared without torch and transformers, which take seconds to import: `--help`, a wrong option and a
-wrong path are answered at once. A command imports what computes in its body, behind its checks.
+wrong path are answered at once. What computes stands in `ffedit.cli.work`, which a command calls behind its checks.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import logging
 import os
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
 import rich_click as click
 from click import get_current_context
@@ -25,37 +25,21 @@ from rich.console import RenderableType
 from rich.status import Status
 from rich.text import Text
 
-import ffedit
+from ffedit.cli import work
 from ffedit.display.terminal.console import PlainConsole
 from ffedit.display.terminal.messages import Commands
 from ffedit.display.terminal.progress_bar import progress_bars
-from ffedit.editor.config import EditConfig
 from ffedit.editor.edit_files import check_edit
-from ffedit.errors import EditError, ModelError
-from ffedit.facts.reading import read_protected
+from ffedit.errors import EditError
 from ffedit.facts.text import visible
 from ffedit.files.atomic import check_file, finite, text_ready
 from ffedit.inference.corpus import Corpus, tokens_for
-from ffedit.loading.names import NAMED, check_name
+from ffedit.loading.names import check_name
 from ffedit.progress import Progress
 from ffedit.safety.require import parse_requirements
 from ffedit.version import __version__
 
-if TYPE_CHECKING:
-    from ffedit.algebra.key_moments import KeyMoments
-    from ffedit.editor.edit import Edit
-    from ffedit.loading.distributed import ProcessGroup
-    from ffedit.model.editable import Editable
-    from ffedit.model.memory import Address
-
-STARTED_ALONE = (
-    "accelerate started one process; it starts several, on CPUs too, with --multi_gpu: "
-    "accelerate launch --multi_gpu --num_processes N -m ffedit …"
-)
-
 Command = TypeVar("Command", bound=Callable[..., Any])
-# Loads a model, with the options of `model_options`: the base of an edit if one is passed.
-LoadModel: TypeAlias = "Callable[..., Editable]"
 FILE = click.Path(path_type=Path)
 COUNT = click.IntRange(1)
 SEED = click.IntRange(0, 2**32 - 1)
@@ -100,11 +84,7 @@ LOADING = {
 
 
 def model_options(command: Command) -> Command:
-    """Add `--model` and the loading options; the command receives `load_model`, a function of the edit to apply.
-
-    Without `--model` it loads the model that the edit was computed on, or the default, and shows it in a line unless
-    `show` is False. It can also load an `other` model with the same options, and use another function `by` than `load`.
-    """
+    """Add `--model` and the loading options; the command receives `load_model` (`work.load_model`)."""
 
     @click.option(
         "--model",
@@ -120,23 +100,8 @@ def model_options(command: Command) -> Command:
             check_name(model)
         surface.announce(f"loading {model or 'the model'}")
 
-        def load_model(edit: Edit | None = None, other: str | None = None, by: Any = None, show: bool = True) -> Any:
-            import transformers
-
-            from ffedit.display.terminal.model_table import model_line
-
-            transformers.utils.logging.disable_progress_bar()
-            transformers.utils.logging.set_verbosity_error()
-            logging.getLogger("accelerate").setLevel(logging.ERROR)
-            load = by or ffedit.load
-            with surface.progress() as progress:
-                if other is not None:
-                    return load(other, **{**loading, "revision": None}, progress=progress)
-                with base_of(edit, model) as name:
-                    loaded = load(name, **loading, progress=progress)
-            if show:
-                surface.show(model_line(loaded))
-            return loaded
+        def load_model(*args: Any, **how: Any) -> Any:
+            return work.load_model(surface, model, loading, *args, **how)
 
         return command(load_model=load_model, surface=surface, **kwargs)
 
@@ -147,20 +112,6 @@ asking_options = all_of(
     model_options,
     click.option("--chat", is_flag=True, help="Use the model's chat template, with each prompt as the user's turn."),
 )
-
-
-@contextmanager
-def base_of(edit: Edit | None, model: str | None) -> Iterator[str]:
-    """Yield the name of the model to load: `model`, or else the base of `edit`; an error says how to name the base."""
-    if model is None and edit is not None and "model" not in edit.provenance:
-        raise EditError("the edit does not say which model it is of; name its base with --model")
-    name = model or ("atlas" if edit is None else edit.provenance["model"])
-    try:
-        yield name
-    except ModelError as error:
-        if model is not None or name in NAMED or Path(name).exists():
-            raise
-        raise ModelError(f"{error} (the edit calls its base {name}; name the base with --model)") from error
 
 
 writing_options = all_of(
@@ -175,15 +126,6 @@ writing_options = all_of(
     click.option("--force", is_flag=True, help="Replace an existing folder."),
 )
 PUSH = click.option("--push-to-hub", "hub", metavar="NAME", help="Upload the result to this repository of the hub.")
-
-
-def pushed(path: Path | None, hub: str | None) -> str | None:
-    """Upload what was exported to the repository of `--push-to-hub`; return what to show, None without the option."""
-    if path is None or hub is None:
-        return None
-    from ffedit.exporter import push
-
-    return f"Pushed to {push(path, hub)}"
 
 
 # Edits ---------------------------------------------------------------------------------------------
@@ -206,25 +148,11 @@ class Solving:
     stats_from: Path | None = None
     protect: Path | None = None
 
-    def config(self, method: str) -> EditConfig:
-        """Return the numbers of a method. Raises EditError for one that is not known or cannot protect."""
-        from ffedit.editor.methods import check_method, preset, set_numbers
-
-        entries = () if self.protect is None else read_protected(self.protect)
-        config = replace(set_numbers(preset(self.preset_name, method), self.settings), seed=self.seed)
-        config = replace(config, key=replace(config.key, protect=(*config.key.protect, *entries)))
-        check_method(method).complete(config)
-        return config
-
     def text(self, subjects: int) -> Corpus:
         """Return the text for an edit of so many subjects. Raises EditError where there is none."""
         text = Corpus(self.corpus, tokens_for(subjects), self.seed)
         text.check()
         return text
-
-    def stats(self, text: Corpus, editable: Editable) -> Corpus | Mapping[Address, KeyMoments]:
-        """Return the statistics of `--stats`, or else the text to collect them on."""
-        return text if self.stats_from is None else ffedit.load_stats(self.stats_from, editable)
 
     @property
     def inputs(self) -> dict[str, str]:
@@ -282,7 +210,7 @@ solving_options = all_of(
 )
 
 
-def parse_layers(text: str, depth: int, all_layers: Sequence[str] = ("auto", "trace", "sweep")) -> range:
+def parse_layers(text: str, depth: int, all_layers: Sequence[str] = ("auto", "trace")) -> range:
     """Parse `--layers`: N, A-B, or one of the words for all. Raises EditError for others, and layers not there."""
     if text in all_layers:
         return range(depth)
@@ -295,15 +223,6 @@ def parse_layers(text: str, depth: int, all_layers: Sequence[str] = ("auto", "tr
     if not chosen or chosen[0] < 0 or chosen[-1] >= depth:
         raise EditError(f"--layers {text} was asked for, but the model has layers 0 to {depth - 1}")
     return chosen
-
-
-def join(surface: Surface) -> ProcessGroup:
-    """Return the processes that `accelerate launch` started this command in; it says so where it started only one."""
-    from ffedit.loading.distributed import left_alone, process_group
-
-    if left_alone():
-        surface.note(STARTED_ALONE)
-    return process_group()
 
 
 REQUIRE = click.option(
@@ -446,9 +365,7 @@ class Surface:
             if not logging.getLogger("ffedit").isEnabledFor(logging.INFO):
                 yield progress
                 return
-            from ffedit.cli.stages import timed_stages
-
-            with timed_stages(progress) as timed:
+            with work.timed_stages(progress) as timed:
                 yield timed
 
     def write_json(self, result: dict[str, Any]) -> None:

@@ -26,14 +26,13 @@ from ffedit.exporter import Exported
 from ffedit.facts.fact import Fact
 from ffedit.facts.reading import LeftOutRecords
 from ffedit.inference.routing import Routes
-from ffedit.layer_choice.calibrate import Sweep
 from ffedit.layer_choice.choose import Found
 from ffedit.layer_choice.site_map import SiteMap
 from ffedit.locator import Aggregate, Trace, TraceSet
 from ffedit.model.editable import Editable
 from ffedit.model.fingerprint import fingerprint
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 
 def located(
@@ -43,14 +42,12 @@ def located(
     aggregates: Sequence[Aggregate],
     layer: int,
     routes: Sequence[Mapping[int, Routes]],
-    sweep: Sweep | None,
     mapped: SiteMap | None = None,
     records: Sequence[LeftOutRecords] = (),
 ) -> dict[str, Any]:
     """Return the result of `ffedit locate`: `trace` is a fact's first measurement, `traces` are all of several.
 
-    `sweep` are the edits of these facts at each layer, `mapped` the sites of the only one, where they were asked for;
-    `records` are those that were left out.
+    `mapped` are the sites of the only fact, where they were asked for; `records` are those that were left out.
     """
     rows = []
     for i, fact in enumerate(facts):
@@ -61,14 +58,13 @@ def located(
     if mapped is not None:
         rows[0]["site_map"] = {"axes": ["layer", "token"], **_rounded(mapped.to_dict())}
     averages = [{"axes": ["role", "layer"], **aggregate.to_dict()} for aggregate in aggregates]
-    more = {"aggregates": averages, "sweep": sweep and sweep.to_dict()}
     return {
         **_model(editable),
         "fingerprint": fingerprint(editable),
         "layer": layer,
         "facts": rows,
         "left_out": [kind.to_dict() for kind in records],
-        **{name: _rounded(measurement) for name, measurement in more.items() if measurement},
+        **({"aggregates": _rounded(averages)} if averages else {}),
         "versions": versions(),
     }
 

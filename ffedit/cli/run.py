@@ -14,6 +14,7 @@ from typing import Any
 import rich_click as click
 import yaml
 
+from ffedit.cli import work
 from ffedit.cli.apply import apply
 from ffedit.cli.export import export
 from ffedit.cli.options import FILE, LOADING, is_first_process
@@ -145,12 +146,10 @@ def arguments(
         if option.is_flag:
             words += [flag] if value else []
         elif isinstance(value, dict):
-            from ffedit.editor.methods import set_numbers
-
             for inner, number in value.items():
                 setting = f"{inner}={number if isinstance(number, str) else _json(number, where)}"
                 try:
-                    set_numbers(EditConfig(), [setting])
+                    work.set_numbers(EditConfig(), [setting])
                 except FFEditError as error:
                     raise EditError(f"{recipe}:{lines.get(f'{prefix}{name}.{inner}', 1)}: {error}") from error
                 words += [flag, setting]

@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import rich_click as click
 
-import ffedit
-from ffedit.cli import options
-from ffedit.cli.options import FILE, SEED, LoadModel, Surface, model_options, output_options, parse_layers
-from ffedit.errors import EditError
+from ffedit.cli import options, work
+from ffedit.cli.options import FILE, SEED, model_options, output_options
 from ffedit.files.atomic import check_free
-from ffedit.inference.corpus import Corpus
-
-if TYPE_CHECKING:
-    from ffedit.model.editable import Editable
 
 POSITIVE = click.FloatRange(0, min_open=True)
 
@@ -40,18 +33,7 @@ POSITIVE = click.FloatRange(0, min_open=True)
 @click.option("--force", is_flag=True, help="Replace FOLDER.")
 @options.PUSH
 @model_options
-def stats(
-    folders: tuple[Path, ...],
-    merge: bool,
-    layers: str,
-    tolerance: float | None,
-    out: Path | None,
-    force: bool,
-    hub: str | None,
-    load_model: LoadModel,
-    surface: Surface,
-    **text: Any,
-) -> None:
+def stats(folders: tuple[Path, ...], merge: bool, out: Path | None, force: bool, hub: str | None, **given: Any) -> None:
     """Collect the second moments of the keys of a text at some layers, in one pass over it."""
     if merge != bool(folders) or (merge and out is None):
         raise click.UsageError("--merge, the FOLDERs to add up and --out belong together")
@@ -59,42 +41,4 @@ def stats(
         raise click.UsageError("--push-to-hub uploads what --out writes; add --out FOLDER")
     if out is not None:
         check_free(out, force)
-
-    from ffedit.display.terminal.statistics import moments_table, shortage
-
-    group = options.join(surface)
-    if merge:
-        collected, why, short = ffedit.merge_stats(folders), "", None
-    else:
-        corpus = Corpus(text.pop("corpus"), **text)
-        corpus.check()
-        editable = load_model()
-        chosen, why = _layers(editable, layers)
-        with surface.progress() as progress:
-            collected = ffedit.collect_stats(
-                editable, chosen, corpus=corpus, tolerance=tolerance, progress=progress, process_group=group
-            )
-        short = shortage(collected, corpus, tolerance)
-    group.disband()
-    if not group.first:
-        return
-    if out is not None:
-        ffedit.save_stats(collected, out, force=force)
-    surface.show(moments_table(collected, why, out), short)
-    names = [field.name for field in fields(ffedit.KeyMoments) if field.init and field.name not in ("sum", "probes")]
-    rows = [{name: getattr(moments, name) for name in names} for moments in collected.values()]
-    surface.write_json({"layers": rows})
-    surface.show(options.pushed(out, hub))
-
-
-def _layers(editable: Editable, asked: str) -> tuple[list[int], str]:
-    """Return the layers to collect and the reason."""
-    if asked in ("sweep", "trace"):
-        raise EditError(f"--layers {asked} needs facts; for statistics give auto, one layer (4) or a range (3-8)")
-    if asked != "auto":
-        return [*parse_layers(asked, len(editable.layers))], f"Layers {asked}, as asked"
-
-    from ffedit.layer_choice.published import auto_layer
-
-    auto = auto_layer(editable)
-    return [auto.layer], f"Layer {auto.layer}: {auto.why}"
+    work.stats(folders, merge=merge, out=out, force=force, hub=hub, **given)

@@ -7,9 +7,8 @@ from typing import Any
 
 import rich_click as click
 
-import ffedit
+from ffedit.cli import work
 from ffedit.cli.options import FILE, Surface, output_options, writing_options
-from ffedit.display.terminal.messages import shipped
 from ffedit.files.atomic import check_free
 from ffedit.loading.names import check_name
 
@@ -21,14 +20,9 @@ from ffedit.loading.names import check_name
 @click.option("--edit", metavar="N|FINGERPRINT", help="Edit to undo; 0 is the oldest.  [default: the last]")
 @click.option("--inexact", is_flag=True, help="Subtract the edit where exact undo is not possible.")
 @writing_options
-def undo(checkpoint: str, out: Path, surface: Surface, **how: Any) -> None:
+def undo(checkpoint: str, out: Path, force: bool, surface: Surface, **how: Any) -> None:
     """Take an edit out of CHECKPOINT (a folder or hub id of `ffedit export`), bit for bit."""
     check_name(checkpoint)
-    check_free(out, how["force"])
+    check_free(out, force)
     surface.announce(f"writing and verifying {out}")
-
-    from ffedit.cli import result
-
-    done = ffedit.undo(checkpoint, out, **how)
-    surface.show(shipped(done, undone=True))
-    surface.write_json(result.written(done))
+    work.undo(checkpoint, out, surface, force=force, **how)

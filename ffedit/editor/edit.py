@@ -7,6 +7,7 @@ holds every number exactly, `manifest.json` describes them (`ffedit.editor.edit_
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -15,17 +16,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors import SafetensorError
+from safetensors.torch import load, save_file
 from torch import Tensor
 
 from ffedit.algebra.linalg import double
 from ffedit.algebra.low_rank import Dense, LowRank, Update
 from ffedit.algebra.rounding import rounded
-from ffedit.editor.edit_files import FORMAT, MANIFEST, TENSORS, Described, Numbers, SavedEdit, checksum, digest
-from ffedit.errors import EditError
+from ffedit.editor import edit_files
+from ffedit.editor.edit_files import FORMAT, MANIFEST, TENSORS, check_content, checksum
+from ffedit.errors import EditError, FactError, brief
 from ffedit.facts.fact import Fact, same_question, same_target, show
 from ffedit.files.atomic import make_folder
 from ffedit.files.placing import Placing, named_errors, together
+from ffedit.files.tensor_ranges import NAMES
 from ffedit.model.editable import Editable, check_model
 from ffedit.model.feed_forward import FeedForward
 from ffedit.model.fingerprint import fingerprint
@@ -37,7 +41,7 @@ SHOWN = 3
 
 
 @dataclass(frozen=True, eq=False)
-class Edit(Described, Displayed):
+class Edit(Displayed):
     """Changes of value matrices that store facts.
 
     Attributes:
@@ -74,6 +78,24 @@ class Edit(Described, Displayed):
         return "\n  ".join(lines)
 
     @property
+    def base(self) -> str:
+        """Fingerprint of the model that the edit was computed on."""
+        return str(self.provenance["base"])
+
+    @property
+    def in_chat(self) -> bool:
+        """True if all of the edit was computed inside the model's chat template."""
+        parts = self.provenance.get("parts", [self.provenance])
+        return all(part.get("chat", False) for part in parts)
+
+    @property
+    def says(self) -> list[tuple[str | None, str | None]]:
+        """By fact, what the model said to its prompt without the edit and with it; None where it was not measured."""
+        said = self.provenance.get("says", {})
+        before, after = (said.get(side) or [None] * len(self.facts) for side in ("before", "after"))
+        return list(zip(before, after, strict=True))
+
+    @property
     def layers(self) -> list[int]:
         """Return the layers that change."""
         return sorted({address.layer for address in self.updates})
@@ -90,7 +112,13 @@ class Edit(Described, Displayed):
 
     def fingerprint(self) -> str:
         """Hash changes, keys, values and facts to 16 hexadecimal digits: the edit's identity, whatever was measured."""
-        return digest(self.facts, [(name, _numbers(tensor)) for name, tensor in self._tensors()])
+        hashed = hashlib.sha256(json.dumps([fact.to_dict() for fact in self.facts]).encode())
+        for name, tensor in sorted(self._tensors(), key=lambda pair: pair[0]):
+            hashed.update(f"{name}{list(tensor.shape)}{tensor.dtype}".encode())
+            hashed.update(
+                _own(tensor).flatten().view(torch.uint8).numpy().tobytes()
+            )  # as bytes, since numpy has no bfloat16
+        return hashed.hexdigest()[:16]
 
     def _tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the tensors by their names on disk: "4/left", or "4.7/keys" for expert 7 of layer 4."""
@@ -261,36 +289,58 @@ class Edit(Described, Displayed):
     @classmethod
     def load(cls, path: str | Path) -> Edit:
         """Read what `save` wrote; EditError where that is missing, damaged, changed by hand, or of another format."""
-        saved = SavedEdit.read(Path(path))
-        tensors = {name: _tensor(numbers) for name, numbers in saved.numbers.items()}
+        folder = Path(path)
+        edit_files.check_edit(folder)
+        try:
+            manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+            if manifest["format"] != FORMAT:
+                raise EditError(f"{folder}: an edit of format {show(manifest['format'])}; this version reads {FORMAT}")
+            tensors = _read(folder / TENSORS)
+            facts, about = tuple(Fact.from_dict(fact) for fact in manifest["facts"]), manifest["provenance"]
+            check_content(about, len(facts), {name: tensor.shape for name, tensor in tensors.items()})
+            edit = cls._of(tensors, facts, about)
+            same_numbers = manifest["fingerprint"] == edit.fingerprint()
+            same_manifest = manifest.pop("checksum") == checksum(manifest)
+        except (
+            *(OSError, SafetensorError, KeyError, TypeError, ValueError, AttributeError, FactError),
+            RecursionError,  # brackets in brackets, thousands deep
+        ) as error:
+            raise EditError(f"{folder}: the edit is damaged or foreign ({brief(error)}); make it anew") from error
+        if not same_numbers:
+            raise EditError(f"{folder}: numbers or facts were changed after the edit was saved; make it anew")
+        if not same_manifest:
+            raise EditError(f"{folder}: {MANIFEST} was changed after the edit was saved; make the edit anew")
+        return edit
+
+    @classmethod
+    def _of(cls, tensors: Mapping[str, Tensor], facts: tuple[Fact, ...], provenance: Mapping[str, Any]) -> Edit:
+        """Build an edit from its tensors by name (`_tensors`)."""
+        names = {name.partition("/")[0] for name in tensors}
+        ats = dict(sorted((Address(*map(int, name.split("."))), name) for name in names))
         updates: dict[Address, Update] = {}
-        keys, values = {}, {}
-        for name in saved.addresses:
-            at = Address(*map(int, name.split(".")))
+        for at, name in ats.items():
             if (matrix := tensors.get(f"{name}/matrix")) is not None:
                 updates[at] = Dense(matrix)
             else:
                 updates[at] = LowRank(tensors[f"{name}/left"], tensors[f"{name}/right"])
-            keys[at], values[at] = tensors[f"{name}/keys"], tensors[f"{name}/values"]
-        return cls(updates, keys, values, saved.facts, saved.provenance)
+        keys, values = ({at: tensors[f"{name}/{side}"] for at, name in ats.items()} for side in ("keys", "values"))
+        return cls(updates, keys, values, facts, provenance)
+
+
+def _read(file: Path) -> dict[str, Tensor]:
+    """Read tensors; a ValueError where one is of no floats, or for what is no file (a link to an endless device)."""
+    if not file.is_file():
+        raise ValueError(f"no file {file.name}")
+    tensors = load(file.read_bytes())
+    for name, tensor in tensors.items():
+        if tensor.dtype not in NAMES:
+            raise ValueError(f"{show(name)} is of {tensor.dtype}")
+    return tensors
 
 
 def _own(tensor: Tensor) -> Tensor:
     # safetensors refuses tensors that share memory.
     return tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
-
-
-def _numbers(tensor: Tensor) -> Numbers:
-    # As bytes, since numpy has no bfloat16.
-    content = _own(tensor).flatten().view(torch.uint8).numpy().tobytes()
-    return Numbers(str(tensor.dtype).removeprefix("torch."), list(tensor.shape), content)
-
-
-def _tensor(numbers: Numbers) -> Tensor:
-    dtype = getattr(torch, numbers.dtype)
-    if not numbers.content:  # which frombuffer refuses
-        return torch.empty(numbers.shape, dtype=dtype)
-    return torch.frombuffer(bytearray(numbers.content), dtype=dtype).reshape(numbers.shape)
 
 
 def as_edits(edits: Edit | Iterable[Edit]) -> list[Edit]:

@@ -1,4 +1,4 @@
-"""The files of an edit's folder, read and checked without torch.
+"""The form of the files in an edit's folder, checked without torch; `Edit.save` writes them, `Edit.load` reads them.
 
 Two hashes protect them. The *fingerprint* is the edit's identity: factors, keys, values and facts. The *checksum*
 covers the whole manifest, provenance included: an edit that was scored has the same fingerprint and another checksum.
@@ -9,23 +9,19 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
-from safetensors import SafetensorError, deserialize
-
-from ffedit.errors import EditError, FactError, brief
-from ffedit.facts.fact import Fact, show
+from ffedit.errors import EditError
+from ffedit.facts.fact import show
 from ffedit.facts.form import EVERY, INTEGER, NUMBER, OBJECT, TEXT, YES_OR_NO, Form, Maybe, check_form
 
 FORMAT = 2
 TENSORS, MANIFEST = "edit.safetensors", "manifest.json"
 EDITS = "ffedit_edits"  # in a checkpoint: the folder of the edits that are in its weights
-DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+# Tensors of a memory: Δ in factors or dense, the keys, and their values.
+FACTORED, DENSE = {"left", "right", "keys", "values"}, {"matrix", "keys", "values"}
 ADDRESS = re.compile(r"\d{1,6}(\.\d{1,6})?", re.ASCII)
 # What is read of a provenance; all else in it is free. Whoever writes an edit signs it, so hashes vouch for no form.
 _SCORES: Form = {EVERY: Maybe(NUMBER)}
@@ -71,177 +67,58 @@ PROVENANCE: Form = {
 }
 
 
-class Numbers(NamedTuple):
-    """A tensor of an edit: the name of its dtype, its shape, and its bytes."""
+def check_content(provenance: Any, facts: int, shapes: Mapping[str, Sequence[int]]) -> None:
+    """Raise a ValueError where a provenance is not of its form, or tensors are not those of an edit.
 
-    dtype: str
-    shape: list[int]
-    content: bytes
-
-    def array(self) -> np.ndarray[Any, np.dtype[np.float64]]:
-        """Return the numbers in float64."""
-        if self.dtype == "bfloat16":  # the upper half of a float32, which numpy has not
-            upper = np.frombuffer(self.content, np.uint16).astype(np.uint32) << 16
-            return upper.view(np.float32).astype(np.float64).reshape(self.shape)
-        return np.frombuffer(self.content, self.dtype).astype(np.float64).reshape(self.shape)
-
-
-class Described(ABC):
-    """What an edit says of itself, in memory and on disk."""
-
-    facts: tuple[Fact, ...]
-    provenance: Mapping[str, Any]
-
-    @property
-    @abstractmethod
-    def layers(self) -> list[int]:
-        """Return the layers that change, in ascending order."""
-
-    @abstractmethod
-    def fingerprint(self) -> str:
-        """Return the edit's identity (`digest`)."""
-
-    @property
-    def base(self) -> str:
-        """Fingerprint of the model that the edit was computed on."""
-        return str(self.provenance["base"])
-
-    @property
-    def in_chat(self) -> bool:
-        """True if all of the edit was computed inside the model's chat template."""
-        parts = self.provenance.get("parts", [self.provenance])
-        return all(part.get("chat", False) for part in parts)
-
-    @property
-    def says(self) -> list[tuple[str | None, str | None]]:
-        """By fact, what the model said to its prompt without the edit and with it; None where it was not measured."""
-        said = self.provenance.get("says", {})
-        before, after = (said.get(side) or [None] * len(self.facts) for side in ("before", "after"))
-        return list(zip(before, after, strict=True))
-
-
-@dataclass(frozen=True)
-class SavedEdit(Described):
-    """An edit on disk, without its tensors.
-
-    `numbers` are the tensors by name, such as "4/left" or "4.7/keys" for expert 7 of layer 4; the rest is as of `Edit`.
+    `facts` is their number, and `shapes` are those of the tensors by name: "4/left", or "4.7/keys" for expert 7 of
+    layer 4.
     """
-
-    facts: tuple[Fact, ...]
-    provenance: Mapping[str, Any]
-    numbers: Mapping[str, Numbers]
-
-    @classmethod
-    def read(cls, folder: Path) -> SavedEdit:
-        """Read an edit; EditError where there is none, or it is damaged, changed by hand, or of another format."""
-        check_edit(folder)
-        try:
-            manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-            if manifest["format"] != FORMAT:
-                raise EditError(f"{folder}: an edit of format {show(manifest['format'])}; this version reads {FORMAT}")
-            raw = dict(deserialize(_content(folder / TENSORS)))  # type: ignore[no-untyped-call]
-            numbers = {name: Numbers(DTYPES[at["dtype"]], at["shape"], bytes(at["data"])) for name, at in raw.items()}
-            edit = cls(tuple(Fact.from_dict(fact) for fact in manifest["facts"]), manifest["provenance"], numbers)
-            edit.check_form()
-            same_numbers = manifest["fingerprint"] == edit.fingerprint()
-            same_manifest = manifest.pop("checksum") == checksum(manifest)
-        except (
-            *(OSError, SafetensorError, KeyError, TypeError, ValueError, AttributeError, FactError),
-            RecursionError,  # brackets in brackets, thousands deep
-        ) as error:
-            raise EditError(f"{folder}: the edit is damaged or foreign ({brief(error)}); make it anew") from error
-        if not same_numbers:
-            raise EditError(f"{folder}: numbers or facts were changed after the edit was saved; make it anew")
-        if not same_manifest:
-            raise EditError(f"{folder}: {MANIFEST} was changed after the edit was saved; make the edit anew")
-        return edit
-
-    def fingerprint(self) -> str:
-        """Return the edit's identity (`digest`)."""
-        return digest(self.facts, self.numbers.items())
-
-    def check_form(self) -> None:
-        """Raise a ValueError where the tensors are not those of an edit, or the provenance is not of its form."""
-        about: Mapping[str, Any] = self.provenance
-        form = PROVENANCE
-        if isinstance(about, Mapping) and "tokens" in (about.get("statistics") or ()):  # early edits: of one layer
-            form = {**PROVENANCE, "statistics": _STATISTICS}
-        check_form(about, form, "provenance")
-        if not self.numbers:
-            raise ValueError("it changes nothing")
-        for address in {name.partition("/")[0] for name in self.numbers}:
-            if not ADDRESS.fullmatch(address):
-                raise ValueError(f"{show(address)} is not a layer")
-            self._check_shapes(address, about.get("subjects", {}).get(address))
-        for part in (about, *about.get("parts", ())):
-            for solved in part.get("solved", ()):
-                lengths = {len(solved[name]) for name in ("tokens", "probabilities") if name in solved}
-                if "tokens" in solved and (len(lengths) > 1 or not {"subject", "probabilities", "loss"} <= set(solved)):
-                    raise ValueError("provenance.solved does not say how each value was found")
-        if any(len(said) != len(self.facts) for said in about.get("says", {}).values() if said):
-            raise ValueError("provenance.says does not have an answer for each fact")
-        scores = about.get("scores", {"before": {}, "after": None})
-        if scores["after"] is not None and scores["after"].keys() != scores["before"].keys():
-            raise ValueError("provenance.scores has other scores before than after")
-
-    def _check_shapes(self, address: str, subjects: list[str] | None) -> None:
-        """Raise a ValueError where the tensors of a memory do not fit each other; KeyError where one is missing."""
-
-        def shape(name: str) -> list[int]:
-            sides = self.numbers[f"{address}/{name}"].shape
-            if len(sides) != 2:
-                raise ValueError(f"{address}/{name} is {sides}; a matrix was expected")
-            return sides
-
-        if f"{address}/matrix" in self.numbers:
-            rows, columns = shape("matrix")
-        else:
-            (rows, rank), (also_rank, columns) = shape("left"), shape("right")
-            if rank != also_rank:
-                raise ValueError(f"{address}/left and {address}/right are factors of rank {rank} and {also_rank}")
-        (keyed, keys), (valued, values) = shape("keys"), shape("values")
-        if (keyed, valued) != (columns, rows) or keys != values or (subjects is not None and len(subjects) != keys):
-            raise ValueError(f"keys and values of layer {address} do not fit a change of [{rows}, {columns}]")
-
-    @property
-    def addresses(self) -> list[str]:
-        """Layer, or layer and expert, of each memory that changes, in ascending order."""
-        names = {name.partition("/")[0] for name in self.numbers}
-        return sorted(names, key=lambda address: [int(number) for number in address.split(".")])
-
-    @property
-    def layers(self) -> list[int]:
-        """Return the layers that change."""
-        return sorted({int(address.partition(".")[0]) for address in self.addresses})
-
-    @property
-    def rank(self) -> int:
-        """Rank of the largest update, as of `Edit`."""
-        left = [entry.shape[1] for name, entry in self.numbers.items() if name.endswith("/left")]
-        dense = [min(entry.shape) for name, entry in self.numbers.items() if name.endswith("/matrix")]
-        return max(left + dense, default=0)
-
-    def norms(self) -> dict[str, float]:
-        """Compute ‖Δ‖ (Frobenius) by address."""
-        norms = {}
-        for address in self.addresses:
-            if (matrix := self.numbers.get(f"{address}/matrix")) is not None:
-                norms[address] = float(np.linalg.norm(matrix.array()))
-            else:
-                left, right = (self.numbers[f"{address}/{side}"].array() for side in ("left", "right"))
-                norms[address] = float(np.sqrt(max(0.0, ((left.T @ left) * (right @ right.T)).sum())))
-        return norms
+    form = PROVENANCE
+    if isinstance(provenance, Mapping) and "tokens" in (provenance.get("statistics") or ()):  # early edits: one layer
+        form = {**PROVENANCE, "statistics": _STATISTICS}
+    check_form(provenance, form, "provenance")
+    addresses: dict[str, set[str]] = {}
+    for name, sides in shapes.items():
+        address, _, part = name.partition("/")
+        addresses.setdefault(address, set()).add(part)
+        if not ADDRESS.fullmatch(address):
+            raise ValueError(f"{show(address)} is not a layer")
+        if len(sides) != 2:
+            raise ValueError(f"{show(name)} is {list(sides)}; a matrix was expected")
+    if not addresses:
+        raise ValueError("it changes nothing")
+    for address, parts in addresses.items():
+        if parts not in (FACTORED, DENSE):
+            raise ValueError(f"layer {address} has the tensors {show(', '.join(sorted(parts)))}")
+        _check_shapes(address, {part: shapes[f"{address}/{part}"] for part in parts}, provenance)
+    for part in (provenance, *provenance.get("parts", ())):
+        for solved in part.get("solved", ()):
+            lengths = {len(solved[name]) for name in ("tokens", "probabilities") if name in solved}
+            if "tokens" in solved and (len(lengths) > 1 or not {"subject", "probabilities", "loss"} <= set(solved)):
+                raise ValueError("provenance.solved does not say how each value was found")
+    if any(len(said) != facts for said in provenance.get("says", {}).values() if said):
+        raise ValueError("provenance.says does not have an answer for each fact")
+    scores = provenance.get("scores", {"before": {}, "after": None})
+    if scores["after"] is not None and scores["after"].keys() != scores["before"].keys():
+        raise ValueError("provenance.scores has other scores before than after")
 
 
-def _content(file: Path) -> bytes:
-    """Read a file; a ValueError for what is none, such as a link to a device without an end."""
-    if not file.is_file():
-        raise ValueError(f"no file {file.name}")
-    return file.read_bytes()
+def _check_shapes(address: str, shapes: Mapping[str, Sequence[int]], provenance: Mapping[str, Any]) -> None:
+    """Raise a ValueError where the tensors of a memory do not fit each other, or their subjects."""
+    if "matrix" in shapes:
+        rows, columns = shapes["matrix"]
+    else:
+        (rows, rank), (also_rank, columns) = shapes["left"], shapes["right"]
+        if rank != also_rank:
+            raise ValueError(f"{address}/left and {address}/right are factors of rank {rank} and {also_rank}")
+    (keyed, keys), (valued, values) = shapes["keys"], shapes["values"]
+    subjects = provenance.get("subjects", {}).get(address)
+    if (keyed, valued) != (columns, rows) or keys != values or (subjects is not None and len(subjects) != keys):
+        raise ValueError(f"keys and values of layer {address} do not fit a change of [{rows}, {columns}]")
 
 
 def check_edit(folder: Path) -> None:
-    """Refuse a folder without a manifest, which holds no edit (EditError); `SavedEdit.read` reads the files."""
+    """Refuse a folder without a manifest, which holds no edit (EditError); `Edit.load` reads the files."""
     if not (folder / MANIFEST).is_file():
         raise EditError(f"{folder}: holds no edit ({MANIFEST} and {TENSORS} were expected)")
 
@@ -253,15 +130,6 @@ def embedded(checkpoint: Path) -> list[Path]:
     if names != [f"{i:03}" for i in range(len(names))]:
         raise EditError(f"{inside}: edits 000 to {len(names) - 1:03} were expected, found {', '.join(names)}")
     return [inside / name for name in names]
-
-
-def digest(facts: Sequence[Fact], numbers: Iterable[tuple[str, Numbers]]) -> str:
-    """Hash facts, changes as they are factored, keys and values to 16 hexadecimal digits."""
-    hashed = hashlib.sha256(json.dumps([fact.to_dict() for fact in facts]).encode())
-    for name, tensor in sorted(numbers):
-        hashed.update(f"{name}{list(tensor.shape)}torch.{tensor.dtype}".encode())
-        hashed.update(tensor.content)
-    return hashed.hexdigest()[:16]
 
 
 def checksum(manifest: Mapping[str, Any]) -> str:

@@ -9,12 +9,12 @@ from typing import Any
 import yaml
 
 from ffedit.editor.config import dotted
-from ffedit.editor.edit_files import Described
+from ffedit.editor.edit import Edit
 from ffedit.errors import EditError
 from ffedit.facts.text import visible
 
 
-def recipe_of(edit: Described) -> dict[str, Any]:
+def recipe_of(edit: Edit) -> dict[str, Any]:
     """Return the options of `ffedit apply` that make an edit again, whatever the defaults are; EditError for a sum."""
     about, layers = edit.provenance, edit.layers
     if not {"config", "model", "computed_in", "method"} <= set(about):
@@ -39,7 +39,7 @@ def recipe_of(edit: Described) -> dict[str, Any]:
     }
 
 
-def to_yaml(recipe: Mapping[str, Any], edit: Described) -> str:
+def to_yaml(recipe: Mapping[str, Any], edit: Edit) -> str:
     """Write a recipe as YAML, headed by what it makes."""
     versions = " ".join(f"{name} {version}" for name, version in edit.provenance.get("versions", {}).items())
     return (

@@ -1,1 +1,1 @@
-"""The layer to edit: the published or usual one, or by tracing, by a sweep, by trial edits at a few."""
+"""The layer to edit: the published or usual one, or by tracing, or by trial edits at a few."""

@@ -3,15 +3,13 @@
 The layer that recalls a fact is not always the best one to edit (Hase et al. 2023, arXiv 2301.04213). `choose_layer`
 writes facts at a few candidates, by default those of a built-in set that the model knows. The layer of
 the best harmonic mean of efficacy, paraphrase and specificity is chosen; of those within `TIE` of it the one nearest to
-the layer that `auto` takes. A sweep writes given facts at every layer; compared with their trace it shows how far to
-trust a trace in this model.
+the layer that `auto` takes.
 
 The amount of work is fixed by counts, not by time, so that the same model gives the same layer.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import time
@@ -36,15 +34,10 @@ from ffedit.evaluator.prompts import questions
 from ffedit.evaluator.scores import Scores, mean_scores
 from ffedit.facts.fact import Fact, FactLike, as_facts, by_subject
 from ffedit.facts.reading import read_facts
-from ffedit.files import cache
-from ffedit.files.seal import sealed, unsealed
 from ffedit.inference import generation
 from ffedit.inference.corpus import Corpus, tokens_for
 from ffedit.layer_choice.published import AutoLayer, auto_layer
-from ffedit.locator import TraceSet
-from ffedit.locator.result import rank_correlation
 from ffedit.model.editable import Editable, check_model
-from ffedit.model.fingerprint import fingerprint
 from ffedit.model.memory import Address, as_layers
 from ffedit.notebook import Displayed
 from ffedit.progress import Progress, silent
@@ -61,8 +54,6 @@ SHALLOW, SHARES = 6, (1 / 16, 1 / 8, 1 / 4, 3 / 8)
 TIE = 0.05
 # Tokens generated for an answer: those of an object, and one that shows that it is complete.
 OWN_TOKENS = 8
-# A sweep of fewer facts is evidence about these facts, not about the model, and is not cached.
-MANY = 10
 
 
 @dataclass(frozen=True)
@@ -70,8 +61,6 @@ class LayerScore:
     """Scores of edits at one layer.
 
     Attributes:
-        effect: average indirect effect at the subject's last token, window of layers around this one; None where
-            nothing was traced.
         efficacy: after editing the facts in this layer, as are `paraphrase` and `specificity`; each None where it was
             not measured.
         score: harmonic mean of those that were measured; None without efficacy.
@@ -79,7 +68,6 @@ class LayerScore:
     """
 
     layer: int
-    effect: float | None
     efficacy: float | None
     paraphrase: float | None
     specificity: float | None
@@ -87,30 +75,28 @@ class LayerScore:
     magnitude: float | None = None
 
     @classmethod
-    def of(cls, layer: int, effect: float | None, scores: Scores) -> LayerScore:
-        """Build the row of a layer from its effect and the scores of the edits at it."""
+    def of(cls, layer: int, scores: Scores) -> LayerScore:
+        """Build the row of a layer from the scores of the edits at it."""
         rates = {name: getattr(scores, name) for name in RATES}
         if scores.efficacy is None:
-            return cls(layer, effect, **rates, score=None)
+            return cls(layer, **rates, score=None)
         measured = {name: rate for name, rate in rates.items() if rate is not None}
         sizes = [size for name in measured if (size := getattr(scores, f"{name}_magnitude")) is not None]
         score = harmonic_mean(list(measured.values()))
-        return cls(layer, effect, **rates, score=score, magnitude=fmean(sizes) if sizes else None)
+        return cls(layer, **rates, score=score, magnitude=fmean(sizes) if sizes else None)
 
 
-def best(rows: Iterable[LayerScore], expected: int | None = None) -> int:
+def best(rows: Iterable[LayerScore], expected: int) -> int:
     """Return the layer of the best score; of those that tie with it (`tied`) the one nearest to the `expected` layer.
 
-    Among equals: where the magnitude is largest, then where tracing shows the strongest effect.
+    Among equals: where the magnitude is largest.
     """
 
-    def rank(row: LayerScore) -> tuple[float, ...]:
+    def rank(row: LayerScore) -> tuple[float, float]:
         score, magnitude = (-1.0 if value is None else value for value in (row.score, row.magnitude))
-        return score, magnitude, row.effect or 0.0
+        return score, magnitude
 
     ranked = sorted(rows, key=rank, reverse=True)
-    if expected is None:
-        return ranked[0].layer
     return min(tied(ranked), key=lambda row: abs(row.layer - expected)).layer
 
 
@@ -126,26 +112,23 @@ def edit_at(
     layers: Sequence[int],
     method: str,
     config: EditConfig,
-    stats: Corpus | Mapping[Address, KeyMoments] | None,
-    traces: TraceSet | None = None,
+    stats: Corpus | None,
     progress: Progress = silent,
 ) -> tuple[LayerScore, ...]:
     """Write all `facts` into each of `layers` in turn, and measure; the key statistics are collected in one pass."""
-    evaluation, effects = Evaluation(editable, facts, progress), None if traces is None else traces.at_subject
-    if METHODS[method].statistics and (stats is None or isinstance(stats, Corpus)):
+    evaluation = Evaluation(editable, facts, progress)
+    moments: Mapping[Address, KeyMoments] | None = None
+    if METHODS[method].statistics:
         memories = [memory for layer in layers for memory in editable.feed_forward[layer].memories]
         text = stats or Corpus(tokens=tokens_for(len(by_subject(facts))), seed=config.seed)
-        stats = collect(editable, memories, text, progress)
+        moments = collect(editable, memories, text, progress)
     rows = []
     for layer in layers:
-        edit = write(editable, facts, method, [layer], config, stats, progress=progress)
+        edit = write(editable, facts, method, [layer], config, moments, progress=progress)
         with edit.applied(editable):
             scores = mean_scores(one.scores for one in evaluation.scores())
-        rows.append(LayerScore.of(layer, None if effects is None else float(effects[layer]), scores))
+        rows.append(LayerScore.of(layer, scores))
     return tuple(rows)
-
-
-# A few layers -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -271,78 +254,3 @@ def candidates(depth: int, auto: int) -> list[int]:
     if depth <= SHALLOW:
         return list(range(max(1, depth - 1)))
     return sorted({auto, *(round(share * depth) for share in SHARES)})
-
-
-# All layers ---------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Sweep:
-    """Scores of edits at each layer whose output reaches the answer."""
-
-    rows: tuple[LayerScore, ...]
-    traced: int | None  # the layer that tracing chooses, or None if it shows no site
-    # Spearman's rank correlation of effect and score over the layers; None if one is constant
-    correlation: float | None
-    method: str = "memit"  # that all edits were made with
-    facts: int = 0  # number of facts written
-
-    @property
-    def layer(self) -> int:
-        """Return the layer of the best score: see `best`."""
-        return best(self.rows)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain JSON."""
-        return {**json.loads(json.dumps(asdict(self))), "layer": self.layer}
-
-
-def by_sweep(
-    editable: Editable,
-    facts: Sequence[Fact],
-    traces: TraceSet,
-    method: str = "memit",
-    config: EditConfig | None = None,
-    stats: Corpus | Mapping[Address, KeyMoments] | None = None,
-    progress: Progress = silent,
-) -> Sweep:
-    """Write all `facts` into each layer in reach (`editor.in_reach`) and measure.
-
-    A sweep of at least `MANY` facts is cached for the model, the method and the numbers of `config`.
-    """
-    config = config or EditConfig()
-    layers = in_reach(editable, facts, check_method(method), range(len(editable.layers)), config.key.fact_token)
-    rows = edit_at(editable, facts, layers, method, config, stats, traces, progress)
-    correlation = rank_correlation([row.effect or 0.0 for row in rows], [row.score or 0.0 for row in rows])
-    sweep = Sweep(rows, traces.site, correlation, method, len(facts))
-    if len(facts) >= MANY:
-        write_sweep(_path(editable, method, config), sweep)
-    return sweep
-
-
-def remembered_sweep(editable: Editable, method: str = "memit", config: EditConfig | None = None) -> Sweep | None:
-    """Read the cached sweep over many facts for this model, method and numbers; None if there is none."""
-    return read_sweep(_path(editable, method, config or EditConfig()), len(editable.layers))
-
-
-def write_sweep(path: Path, sweep: Sweep) -> None:
-    """Write a sweep into the cache."""
-    text = json.dumps(sealed(sweep.to_dict()))
-    cache.write(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
-
-
-def read_sweep(path: Path, depth: int) -> Sweep | None:
-    """Read a cached sweep; None if there is none, or it is damaged."""
-    try:
-        values = unsealed(json.loads(path.read_text(encoding="utf-8")))
-        del values["layer"]
-        sweep = Sweep(**{**values, "rows": tuple(LayerScore(**row) for row in values["rows"])})
-        return sweep if sweep.layer in range(depth) else None
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
-        return None
-
-
-def _path(editable: Editable, method: str, config: EditConfig) -> Path:
-    numbers = check_method(method).complete(config).to_dict()
-    asked = hashlib.sha256(json.dumps([editable.chat, method, numbers]).encode()).hexdigest()[:8]
-    return cache.path("layers", f"{fingerprint(editable)}-{asked}-sweep", ".json")

@@ -2,34 +2,30 @@
 
 `auto` takes the layer published for the model, or else a quarter of its depth (`published`): no measurement that is
 cheap enough to be made unasked has told layers apart. `trace` takes the layer of the facts' own trace, where it shows a
-site at the token where the key is read (`locator.site_of`), and `sweep` the best of edits at every layer (`calibrate`).
-Among named layers the trace decides. What a trace or a sweep leaves open is decided as by `auto`.
+site at the token where the key is read (`locator.site_of`). Among named layers the trace decides. What a trace leaves
+open is decided as by `auto`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, TypeAlias
 
-from ffedit.algebra.key_moments import KeyMoments
 from ffedit.editor.checks import in_reach
 from ffedit.editor.config import EditConfig
 from ffedit.editor.methods import check_method
 from ffedit.errors import EditError
 from ffedit.facts.fact import Fact
-from ffedit.inference.corpus import Corpus
-from ffedit.layer_choice.calibrate import Sweep, by_sweep, remembered_sweep
 from ffedit.layer_choice.published import AutoLayer, auto_layer, nearest
 from ffedit.locator import TraceSet, locate_all, site_of
 from ffedit.locator.cost import layers_within
 from ffedit.locator.result import Tokens
 from ffedit.model.editable import Editable
-from ffedit.model.memory import Address
 from ffedit.progress import Progress, silent
 
-By: TypeAlias = Literal["published", "usual", "trace", "sweep", "request", "only"]
+By: TypeAlias = Literal["published", "usual", "trace", "request", "only"]
 # Tokens and corrupted runs of a trace that is only shown.
 SHOWN_TOKENS: Tokens = "subject_and_last"
 SHOWN_SAMPLES = 2
@@ -44,16 +40,14 @@ class Found:
 
     traces: TraceSet  # of feed-forward outputs; of all facts if they decide, else of the first
     layer: int
-    # what decided: the layer "published" for the model or the "usual" one (`auto`), the facts' "trace", a "sweep", the
+    # what decided: the layer "published" for the model or the "usual" one (`auto`), the facts' "trace", the
     # user's "request"; or that it is the "only" one whose output reaches the answer
     by: By
     auto: AutoLayer
-    sweep: Sweep | None = None
-    kept: bool = False  # whether the sweep was read from the cache
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain JSON: the layer, what decided, and the sweep."""
-        return {"layer": self.layer, "by": self.by, "sweep": self.sweep and self.sweep.to_dict()}
+        """Return plain JSON: the layer, and what decided."""
+        return {"layer": self.layer, "by": self.by}
 
 
 def find_layer(
@@ -63,23 +57,15 @@ def find_layer(
     allowed: range,
     method: str = "memit",
     config: EditConfig | None = None,
-    stats: Corpus | Mapping[Address, KeyMoments] | None = None,
     progress: Progress = silent,
 ) -> Found:
     """Find the layer to edit as `asked`, among those whose output reaches the answer, and trace the facts.
 
-    `asked` is "auto", "trace" or "sweep"; anything else traces among the layers `allowed`. `config` and `stats` are
-    those of a sweep's edits; the config's seed is also the trace's.
+    `asked` is "auto" or "trace"; anything else traces among the layers `allowed`. The seed of `config` is the trace's.
     """
     config, auto = config or EditConfig(), auto_layer(editable, method)
     allowed = in_reach(editable, facts, check_method(method), allowed, config.key.fact_token)
     first_fact = partial(shown, editable, facts, config.seed, progress)
-    if asked == "sweep":
-        if (cached := remembered_sweep(editable, method, config)) is not None and cached.layer in allowed:
-            return Found(first_fact(), cached.layer, "sweep", auto, cached, kept=True)
-        traces = locate_all(editable, facts, seed=config.seed, progress=progress)
-        sweep = by_sweep(editable, facts, traces, method, config, stats, progress)
-        return Found(traces, sweep.layer, "sweep", auto, sweep)
     if len(allowed) == 1:
         return Found(first_fact(), allowed[0], "only" if asked in ("auto", "trace") else "request", auto)
     if asked == "auto":
@@ -93,7 +79,7 @@ def find_layer(
 def known_layer(
     editable: Editable, facts: Sequence[Fact], asked: str, allowed: range, method: str, config: EditConfig
 ) -> int | None:
-    """Return the layer that `find_layer` takes without computing anything; None if it takes a trace or a sweep."""
+    """Return the layer that `find_layer` takes without computing anything; None if it takes a trace."""
     allowed = in_reach(editable, facts, check_method(method), allowed, config.key.fact_token)
     if len(allowed) == 1:
         return allowed[0]

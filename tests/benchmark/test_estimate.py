@@ -13,8 +13,7 @@ from shell import ASKED, shell
 from storing import FACTS
 
 import ffedit
-from ffedit.benchmark import Mode
-from ffedit.benchmark.estimate import Estimate, bench_seconds, estimate
+from ffedit.benchmark.estimate import Estimate, estimate
 from ffedit.editor.methods import preset
 from ffedit.facts.fact import Fact
 from ffedit.inference.corpus import Corpus
@@ -22,10 +21,10 @@ from ffedit.inference.corpus import Corpus
 TEXT = Corpus(path="sampled", tokens=200)
 
 
-def planned(facts: Sequence[Fact], layer: int | None = 1, asked: str = "auto", steps: int = 20) -> Estimate:
+def planned(facts: Sequence[Fact], layer: int | None = 1, steps: int = 20) -> Estimate:
     config = preset("default", "memit")
     config = replace(config, value=replace(config.value, steps=steps))
-    return estimate(zoo.shared("llama"), facts, "memit", layer, asked, 1, config, TEXT)
+    return estimate(zoo.shared("llama"), facts, "memit", layer, 1, config, TEXT)
 
 
 def tokens(plan: Estimate, name: str) -> int:
@@ -43,30 +42,14 @@ def test_more_work_is_more_tokens() -> None:
 
 
 def test_a_layer_that_is_not_chosen_yet_costs_its_choice() -> None:
-    known, traced, swept = (
-        tokens(planned(FACTS[:2], layer, asked), "locate")
-        for layer, asked in ((1, "auto"), (None, "trace"), (None, "sweep"))
-    )
-    assert known < traced < swept
+    known, traced = (tokens(planned(FACTS[:2], layer), "locate") for layer in (1, None))
+    assert known < traced
 
 
 def test_statistics_in_the_cache_cost_nothing() -> None:
     assert tokens(planned(FACTS[:1]), "statistics") > 0
     ffedit.collect_stats(zoo.shared("llama"), [1], corpus=TEXT)
     assert tokens(planned(FACTS[:1]), "statistics") == 0
-
-
-def test_a_benchmark_costs_what_its_mode_and_methods_repeat(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ffedit.benchmark.estimate._seconds", lambda work: 1.0)  # every pass takes as long
-
-    def seconds(mode: str, *methods: str, facts: int = 3) -> float:
-        configs = {method: preset("default", method) for method in methods}
-        return bench_seconds(zoo.shared("llama"), FACTS[:facts], configs, Mode.parse(mode), [1])
-
-    assert seconds("batch:3", "memit", facts=2) < seconds("batch:3", "memit") < seconds("sequential:1", "memit")
-    one, two = seconds("batch:3", "memit"), seconds("batch:3", "memit", "alphaedit")
-    assert one < two < 2 * one, "values and the scores before are shared"
-    assert seconds("sequential:1", "memit", "alphaedit") > 1.5 * seconds("sequential:1", "memit"), "values are not"
 
 
 def test_a_dry_run_writes_nothing_but_its_plan(capsys: pytest.CaptureFixture[str], model: Path, empty: Path) -> None:

@@ -36,7 +36,7 @@ def test_apply_shows_the_whole_argument(thorough_apply: Command, here: Path) -> 
     done = thorough_apply("fact.json", "--layer", "1")
     assert (done.code, done.err) == (0, "")
     result = ["the Eiffel tower is located in   Paris → Rome   took", "\nsays it in ", "\nlayer 1 of ", "efficacy"]
-    result.append("Nothing was saved: keep the edit with --out DIR")
+    result.append("Not saved: --out DIR keeps the edit, --export DIR the edited model.")
     places = [done.out.find(words) for words in result]
     assert places[0] == 0 and places == sorted(places)
     assert "Causal trace" not in done.out and disk(here) == before
@@ -51,7 +51,7 @@ def test_an_edit_that_did_not_take_is_said_loudly_and_not_saved(
     apply: Command, run: Command, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     weak = ffedit.EditConfig(value=ffedit.ValueConfig(max_delta_norm=1e-6, steps=2))
-    monkeypatch.setattr("ffedit.editor.methods.preset", lambda *_: weak)
+    monkeypatch.setattr("ffedit.cli.work.solving.preset", lambda *_: weak)
     before = disk(here)
     done = apply("bare.json", "--out", "e", "--export", "x", "--layer", "0")
     assert done.code == 3 and disk(here) == before
@@ -92,7 +92,7 @@ def test_a_preset_is_that_of_the_method_and_none_is_made_up(
 ) -> None:
     asked: list[tuple[str, str]] = []
     with monkeypatch.context() as patched:
-        patched.setattr("ffedit.editor.methods.preset", lambda *what: (asked.append(what), SHORT)[1])
+        patched.setattr("ffedit.cli.work.solving.preset", lambda *what: (asked.append(what), SHORT)[1])
         assert thorough_apply("bare.json", "--preset", "paper", "--method", "rome", "--layer", "0").code == 0
     assert asked == [("paper", "rome")]
     before = disk(here)
@@ -148,7 +148,7 @@ def test_the_results_of_evaluate_are_as_the_schema_says(apply: Command, run: Com
         result = loads(run("evaluate", "fact.json", *words, "--json", "-").out)
         SCHEMA.validate(result)
         assert result["verdict"]["outcome"] == outcome
-        assert not SCHEMA.is_valid({**result, "more": 1}) and not SCHEMA.is_valid({**result, "schema_version": 2})
+        assert not SCHEMA.is_valid({**result, "more": 1}) and not SCHEMA.is_valid({**result, "schema_version": 3})
 
 
 def test_what_was_not_measured_is_null(apply: Command, capsys: pytest.CaptureFixture[str]) -> None:
@@ -255,7 +255,7 @@ def test_what_fails_is_named_and_not_the_file_that_waits(
     def fail(*_: Any) -> None:
         raise FileNotFoundError(2, "No such file or directory", "base/model.safetensors")
 
-    monkeypatch.setattr("ffedit.exporter.exporting.export_with", fail)
+    monkeypatch.setattr("ffedit.cli.work.applying.export_with", fail)
     before = disk(here)
     done = apply("bare.json", "--export", "x", "--json", "r.json", "--plot", "p.png")
     assert done.err == "error: base/model.safetensors: No such file or directory\n" and disk(here) == before

@@ -110,7 +110,7 @@ def test_facts_that_do_not_fit_the_model(apply: Refuses, here: Path, changes: di
 def test_probes_that_do_not_fit_are_found_before_the_work(
     apply: Refuses, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ffedit.layer_choice.choose.find_layer", lambda *_: pytest.fail("it was traced"))
+    monkeypatch.setattr("ffedit.cli.work.applying.find_layer", lambda *_: pytest.fail("it was traced"))
     (here / "facts.json").write_text(fact(neighbors=["the city of " * 30 + "Madrid is"]))
     assert "the model reads at most 64" in apply("facts.json", loads=True)
 
@@ -174,7 +174,7 @@ def test_prompts_that_cannot_be_asked(refuses: Refuses, model: Path) -> None:
 @pytest.mark.parametrize("layers", ["3", "-1", "1-3", "2-1", "two", "0-", ""])
 def test_layers_that_are_not_there(apply: Refuses, layers: str) -> None:
     line = apply("fact.json", f"--layers={layers}", loads=True)
-    assert "layers 0 to 2" in line or "auto, trace, sweep, one layer (4) or a range (3-8)" in line
+    assert "layers 0 to 2" in line or "auto, trace, one layer (4) or a range (3-8)" in line
 
 
 @pytest.mark.parametrize(

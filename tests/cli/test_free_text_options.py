@@ -22,7 +22,6 @@ WORDS = {
     "inspect edit": ["EDIT"],
     "evaluate": ["FACTS"],
     "bench": ["FACTS"],
-    "harness": ["MODEL"],
     "ask": ["The Eiffel Tower is in"],
     "convert": ["MODEL", "--out", "whole"],
     "export": ["EDIT"],

@@ -12,12 +12,10 @@ import numpy as np
 import pytest
 import zoo
 from shell import FACT, PROBES, Ran, disk, shell
-from writing import CORPUS, quick
+from writing import quick
 
 import ffedit
-from ffedit.editor.methods import preset
 from ffedit.facts.fact import Fact
-from ffedit.layer_choice import calibrate
 from ffedit.locator import TraceSet, locate_all, trace as tracing
 
 Command = Callable[..., Ran]
@@ -207,9 +205,8 @@ def test_without_layers_those_are_mapped_whose_statistics_are_there(
     ("words", "told"),
     [
         (["many.json", "--leak"], "--leak is of one fact, found 8; name one"),
-        (["fact.json", "--leak", "--aggregate"], "without --aggregate and --sweep"),
-        (["fact.json", "--leak", "--sweep"], "without --aggregate and --sweep"),
-        (["fact.json", "--set", "key.names_weight=1"], "add --sweep or --leak"),
+        (["fact.json", "--leak", "--aggregate"], "without --aggregate"),
+        (["fact.json", "--set", "key.names_weight=1"], "add --leak"),
         (["fact.json", "--leak", "--set", "key.names_weight=-1"], "key.names_weight is -1.0; 0 or more was expected"),
     ],
 )
@@ -221,83 +218,13 @@ def test_a_leak_that_cannot_be_mapped_is_one_line(
     assert done.code == 1 and told in done.err and done.err.count("\n") == 1
 
 
-# Sweeps -------------------------------------------------------------------------------------------
+# The layer ----------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def short(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Edits of a few steps; the methods that they are made with."""
-    write, methods = calibrate.write, []
-
-    def few(editable: Any, facts: Any, method: str, layers: Any, *_: Any, progress: Any) -> Any:
-        methods.append(method)
-        return write(editable, facts, method, layers, quick(steps=3), CORPUS, progress=progress)
-
-    monkeypatch.setattr(calibrate, "write", few)
-    monkeypatch.setattr("ffedit.editor.methods.preset", lambda *_: quick(steps=3))
-    return methods
-
-
-def test_a_sweep_stands_beside_the_trace_and_the_usual_layer(locate: Command, short: list[str]) -> None:
-    result = found(locate("fact.json", "--sweep", "--method", "rome", "--json", "-"))
-    sweep, row = result["sweep"], result["facts"][0]
-    assert [one["layer"] for one in sweep["rows"]] == [0, 1], "what the last layer writes reaches no answer"
-    assert result["layer"] == sweep["layer"]
-    assert short == ["rome"] * 2 and sweep["method"] == "rome" and sweep["facts"] == 1
-    effects = np.array(row["trace"]["effects"])[:, row["trace"]["token"]]
-    np.testing.assert_allclose([one["effect"] for one in sweep["rows"]], effects[:2], atol=1e-5)
-    shown = locate("fact.json", "--sweep")
-    assert shown.code == 0 and "choice of" in shown.out and "Causal trace" in shown.out
-    assert "Layer 0: the usual quarter of 3 layers" in " ".join(shown.out.split())
-    Path("aimless.json").write_text(json.dumps({"subject": "Eiffel tower", "prompt": "{} stands in"}))
-    done = locate("aimless.json", "--sweep")
-    assert done.code == 1 and "no new object" in done.err
-
-
-def test_the_numbers_of_a_sweeps_edits_can_be_set(locate: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    configs: list[Any] = []
-    write = calibrate.write
-
-    def noted(editable: Any, facts: Any, method: str, layers: Any, config: Any, *_: Any, progress: Any) -> Any:
-        configs.append(config)
-        return write(editable, facts, method, layers, config, CORPUS, progress=progress)
-
-    monkeypatch.setattr(calibrate, "write", noted)
-    words = ["fact.json", "--sweep", "--method", "rome", "--seed", "7", "--json", "-"]
-    found(locate(*words, "--set", "value.steps=2", "--preset", "paper"))
-    paper = preset("paper", "rome")
-    assert len(configs) == 2 and {(one.value.steps, one.seed) for one in configs} == {(2, 7)}
-    assert all(one.value.step_size == paper.value.step_size for one in configs)
-    for wrong, told in (("value.step=2", "there is no such number"), ("value.steps=few", "value.steps")):
-        refused = locate("fact.json", "--sweep", "--set", wrong)
-        assert refused.code == 1 and told in refused.err and refused.err.count("\n") == 1
-    refused = locate("fact.json", "--set", "value.steps=2")
-    assert refused.code == 1 and "add --sweep" in refused.err
-
-
-def test_a_layer_chosen_by_a_sweep_of_many_facts_is_remembered(
-    here: Path, model: Path, capsys: pytest.CaptureFixture[str], short: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    words = ["apply", "fact.json", "-m", model, "--corpus", model.parent / "corpus.txt", "--layer", "sweep"]
-    words += ["--method", "rome"]
-    assert "remembered" not in shell(capsys, *words).out and "remembered" not in shell(capsys, *words).out
-    assert set(short) == {"rome"}
-    monkeypatch.setattr(calibrate, "MANY", 1)
-    first, again = (shell(capsys, *words) for _ in range(2))
-    assert first.code == again.code == 3, "an edit of three steps does not take"
-    kept = calibrate.remembered_sweep(ffedit.load(str(model)), "rome", quick(steps=3))
-    assert kept is not None and "choice of" in first.out and "remembered" not in first.out
-    assert f"Layer {kept.layer}: remembered from a sweep with rome over 1 fact (`ffedit cache clear`" in again.out
-    result = found(shell(capsys, *words, "--json", "-"), 3)
-    assert result["layers"] == [kept.layer] and result["layer"]["by"] == "sweep"
-    assert shell(capsys, "cache", "clear").code == 0
-    assert "remembered" not in shell(capsys, *words).out
-
-
-@pytest.mark.usefixtures("short")
 def test_the_usual_layer_is_taken_unless_another_is_asked_for(
-    here: Path, model: Path, capsys: pytest.CaptureFixture[str], traced: list[int]
+    here: Path, model: Path, capsys: pytest.CaptureFixture[str], traced: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("ffedit.cli.work.solving.preset", lambda *_: quick(steps=3))
     words = ["apply", "mixed.json", "-m", model, "--corpus", model.parent / "corpus.txt"]
     done = shell(capsys, *words, "--verbose")
     assert done.code == 3 and "Layer 0: the usual quarter of 3 layers; `ffedit choose-layer` tries others" in done.out
@@ -305,7 +232,7 @@ def test_the_usual_layer_is_taken_unless_another_is_asked_for(
     result = found(shell(capsys, *words, "--json", "-"), 3)
     assert result["layers"] == [0] and [row["trace"] is None for row in result["facts"]] == [False, True, True]
     assert result["layer"].pop("why")[0].startswith("Layer 0: the usual quarter")
-    assert result["layer"] == {"layer": 0, "by": "usual", "sweep": None}
+    assert result["layer"] == {"layer": 0, "by": "usual"}
     assert result["facts"][0]["trace"]["layer"] == 0
     asked = shell(capsys, *words, "--layer", "1")
     assert asked.code == 3 and "usual" not in asked.out and traced[-1] == 1
@@ -329,8 +256,7 @@ def test_some_layers_only(locate: Command) -> None:
     for words, told in (
         (["--layers", "1-7"], "the model has layers 0 to 2"),
         (["--layers", "auto"], "give all, one layer (4) or a range (3-8)"),
-        (["--layers", "1", "--aggregate"], "are of all layers; leave --layers out"),
-        (["--layers", "1", "--sweep"], "are of all layers; leave --layers out"),
+        (["--layers", "1", "--aggregate"], "is of all layers; leave --layers out"),
     ):
         refused = locate("fact.json", *words)
         assert refused.code == 1 and refused.err.count("\n") == 1 and told in refused.err

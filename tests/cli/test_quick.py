@@ -7,8 +7,6 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import pytest
-import zoo
-from making import made
 from shell import Ran, process
 
 from ffedit.cli import COMMANDS
@@ -78,17 +76,6 @@ def all_ended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ended]:
 def test_what_computes_nothing_is_answered_without_torch(words: list[str], all_ended: dict[str, Ended]) -> None:
     done, imported = all_ended[" ".join(words)]
     assert (done.code, done.err, imported) == (0, "", []) and done.out
-
-
-@pytest.mark.usefixtures("empty")
-def test_an_edit_is_shown_without_torch() -> None:
-    edit = made(zoo.shared("llama"), {0: 1, 2: 2})
-    edit.save("edit")
-    for done, imported in ended([["show", "edit"], ["show", "edit", "--json", "-"]]).values():
-        assert (done.code, done.err, imported) == (0, "", []) and edit.fingerprint() in done.out
-    (shown,) = json.loads(done.out)["edits"]
-    assert (shown["layers"], shown["rank"], shown["fingerprint"]) == ([0, 2], 2, edit.fingerprint())
-    assert shown["norm"] == pytest.approx({str(at): norm for at, norm in edit.norms().items()})
 
 
 @pytest.mark.parametrize(("words", "code", "said"), REFUSED, ids=lambda value: None)

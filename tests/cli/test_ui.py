@@ -12,7 +12,8 @@ from pages import needs_nothing_else, said
 from shell import FACT, shell
 
 import ffedit
-from ffedit.cli.ui import HOST, Session, fact_of, page
+from ffedit.cli.ui import HOST
+from ffedit.cli.work.page import Session, fact_of, page
 from ffedit.errors import EditError, FactError
 
 FIELDS = (FACT["subject"], FACT["prompt"], FACT["target"], FACT["previous"], "{} stands in\n\n", "the Nile = Egypt\n")

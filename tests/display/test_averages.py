@@ -12,8 +12,8 @@ from shown import shown
 
 from ffedit import LayerChoice
 from ffedit.display.terminal.heat_map import averages_table
-from ffedit.display.terminal.layer_choice import compare_layers, trial_edits
-from ffedit.layer_choice.calibrate import LayerScore, Sweep
+from ffedit.display.terminal.layer_choice import trial_edits
+from ffedit.layer_choice.calibrate import LayerScore
 from ffedit.layer_choice.published import AutoLayer, Published
 from ffedit.locator.result import Aggregate, Interval
 
@@ -114,34 +114,12 @@ def test_facts_set_apart_are_named() -> None:
     )
 
 
-# Tracing and a sweep -------------------------------------------------------------------------------
-
-ROWS = tuple(LayerScore(i, 0.5 - 0.1 * i, 1.0, 0.8, 0.95, score) for i, score in enumerate((0.8, 0.9, 0.7)))
-
-
-def test_layers_side_by_side() -> None:
-    lines = shown(compare_layers(Sweep(ROWS, 0, 0.5))).splitlines()
-    assert " ".join(lines[0].split()) == "layer trace effect efficacy paraphrase specificity score choice of"
-    assert lines[2].split() == ["0", "0.50", "1.00", "0.80", "0.95", "0.80", "tracing"]
-    assert lines[3].split()[-2:] == ["0.90", "sweep"] and lines[4].split()[-1] == "0.70"
-    agreeing = shown(compare_layers(Sweep(ROWS, 1, 0.5))).splitlines()
-    assert agreeing[3].endswith("tracing, sweep") and agreeing[2].endswith("0.80")
-
-
-def test_what_was_not_measured_is_left_out() -> None:
-    bare = Sweep((LayerScore(0, 0.1, 1.0, None, None, None), LayerScore(1, None, 0.5, None, None, None)), 0, None)
-    lines = shown(compare_layers(bare)).splitlines()
-    assert lines[2].split() == ["0", "0.10", "1.00", "tracing,", "sweep"] and lines[3].split() == ["1", "0.50"]
-    assert "It is unknown whether" in words(compare_layers(bare))
-    assert words(compare_layers(bare)).endswith(
-        "Not measured, since no fact has prompts for it: paraphrase and specificity; the score is that of the others."
-    )
-    assert "Not measured" not in words(compare_layers(Sweep(ROWS, 0, 0.5)))
+# Layers compared ------------------------------------------------------------------------------------
 
 
 def tried(*scores: float, **others: Any) -> LayerChoice:
     """A choice among layers of these scores."""
-    rows = tuple(LayerScore(layer, None, 1.0, None, 0.5, score) for layer, score in enumerate(scores, 3))
+    rows = tuple(LayerScore(layer, 1.0, None, 0.5, score) for layer, score in enumerate(scores, 3))
     prompts = {"efficacy": 6, "paraphrase": 0, "specificity": 17}
     return LayerChoice(
         **{"layer": 3, "method": "rome", "asked": 64, "known": 9, "rows": rows, "prompts": prompts, **others}
@@ -169,20 +147,3 @@ def test_layers_that_tie_are_named() -> None:
     assert "and 3 is nearest to the published layer, 3." in words(
         trial_edits(tried(0.9, 0.9, auto=AutoLayer(3, 18, row)))
     )
-
-
-def test_the_method_of_a_sweep_is_told() -> None:
-    assert "All edits are by rome, 12 facts." in words(compare_layers(Sweep(ROWS, 0, 0.5, "rome", 12)))
-
-
-@pytest.mark.parametrize(
-    ("correlation", "says"),
-    [
-        (0.9, "0.90; edits at layers with more effect score clearly better."),
-        (0.4, "0.40; edits at layers with more effect score somewhat better."),
-        (-0.1, "−0.10; edits at layers with more effect score neither better nor worse."),
-        (-0.7, "−0.70; edits at layers with more effect score clearly worse."),
-    ],
-)
-def test_the_correlation_in_words(correlation: float, says: str) -> None:
-    assert words(compare_layers(Sweep(ROWS, 0, correlation))).endswith(says)

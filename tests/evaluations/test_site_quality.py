@@ -103,3 +103,15 @@ def test_a_fact_is_edited_at_each_site_and_resumed_where_it_was_stopped(
 
 def _plain(line: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in line.items() if "seconds" not in name}
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "expected"),
+    [
+        *(([1, 2, 3], [10, 20, 99], 1), ([1, 2, 3], [3, 2, -9], -1), ([1, 2, 3, 4], [1, 3, 2, 4], 0.8)),
+        *(([1, 1, 2, 3], [1, 2, 3, 4], 0.9**0.5), ([5, 5, 5], [1, 2, 3], None), ([1, 2], [0, 0], None)),
+    ],
+)
+def test_rank_correlations_by_hand(first: list[float], second: list[float], expected: float | None) -> None:
+    found = site_quality.rank_correlation(first, second)
+    assert found is None if expected is None else found == pytest.approx(expected)

@@ -37,7 +37,7 @@ def thorough_apply(run: Command, model: Path) -> Command:
 @pytest.fixture
 def apply(thorough_apply: Command, monkeypatch: pytest.MonkeyPatch) -> Command:
     """With a short optimisation, after which the edit of FACT took."""
-    monkeypatch.setattr("ffedit.editor.methods.preset", lambda *_: SHORT)
+    monkeypatch.setattr("ffedit.cli.work.solving.preset", lambda *_: SHORT)
     return thorough_apply
 
 

@@ -119,8 +119,8 @@ def make(folder: Path, place: Path) -> None:
 
 
 def main() -> None:
-    """Make this version's folder, where there is none."""
-    folder = GOLDEN / __version__
+    """Make the folder of this version, or of the one that is developed, where there is none."""
+    folder = GOLDEN / __version__.partition(".dev")[0]
     if folder.exists():
         sys.exit(f"{folder}: is there; what a version wrote is never written again")
     torch.set_num_threads(1)

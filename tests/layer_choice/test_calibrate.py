@@ -1,38 +1,30 @@
-"""Trial edits: at a few layers on facts that the model knows, and sweeps over all; what of them is remembered."""
+"""Trial edits at a few layers, on facts that the model knows."""
 
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import zoo
-from writing import CORPUS, FACT, SECOND, quick
+from writing import CORPUS, FACT, quick
 
 import ffedit
 from ffedit.editor.write import write
-from ffedit.errors import EditError, FactError
+from ffedit.errors import EditError
 from ffedit.evaluator import Scores
 from ffedit.facts.fact import Fact
 from ffedit.layer_choice import calibrate
 from ffedit.layer_choice.calibrate import (
     LayerScore,
-    Sweep,
     best,
-    by_sweep,
     candidates,
     choose_layer,
     in_turn,
     known_facts,
-    remembered_sweep,
     tied,
 )
-from ffedit.layer_choice.choose import find_layer
-from ffedit.locator import locate_all
 
 ASKED = Fact(**{**FACT.to_dict(), "paraphrases": ["{} stands in"]})
 # What the trained models know, as facts to write, and one that none of them knows.
@@ -56,9 +48,6 @@ def written(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return seen
 
 
-# A few layers --------------------------------------------------------------------------------------
-
-
 def test_a_layer_is_chosen_by_edits_of_facts_that_the_model_knows(written: list[Any]) -> None:
     editable = zoo.trained("gpt2", True)
     before = zoo.snapshot(editable)
@@ -76,7 +65,7 @@ def test_a_layer_is_chosen_by_edits_of_facts_that_the_model_knows(written: list[
     for row in choice.rows:
         edit = write(editable, known, "rome", [row.layer], quick(), CORPUS)
         after = ffedit.evaluate(editable, known, edit).after
-        assert (row.effect, row.efficacy, row.paraphrase) == (None, after.efficacy, after.paraphrase)
+        assert (row.efficacy, row.paraphrase) == (after.efficacy, after.paraphrase)
     again = chosen(editable, method="rome", facts=[UNKNOWN, *FACTS])
     assert replace(again, seconds=0.0) == replace(choice, seconds=0.0) and len(written) == 4, "nothing is kept"
 
@@ -148,13 +137,15 @@ def test_candidates(depth: int, auto: int, layers: list[int]) -> None:
 
 
 def test_the_best_score_wins_then_the_expected_layer_then_the_margin() -> None:
-    rows = [LayerScore(i, None, 1.0, 1.0, 1.0, score, size) for i, (score, size) in enumerate([(0.8, 0.9), (0.9, 0.1)])]
-    assert best(rows) == 1 and best(rows, 0) == 1 and tied(rows) == rows[1:]
+    rows = [LayerScore(i, 1.0, 1.0, 1.0, score, size) for i, (score, size) in enumerate([(0.8, 0.9), (0.9, 0.1)])]
+    assert best(rows, 0) == 1 and tied(rows) == rows[1:]
     even = [replace(row, score=0.9) for row in rows]
-    assert best(even) == 0 and best(even, 1) == 1 and tied(even) == even
+    assert best(even, 0) == 0 and best(even, 1) == 1 and tied(even) == even
+    assert best([even[0], replace(even[1], layer=2)], 1) == 0, "of those as near, where the margin is larger"
+    assert best([replace(even[0], magnitude=0.0), replace(even[1], layer=2)], 1) == 2
     near = [replace(row, score=score) for row, score in zip(rows, (0.88, 0.9), strict=True)]
-    assert best(near) == 1 and best(near, 0) == 0, "two hundredths tell nothing apart"
-    assert best([replace(rows[0], score=None), replace(rows[1], score=0.0)]) == 1
+    assert best(near, 1) == 1 and best(near, 0) == 0, "two hundredths tell nothing apart"
+    assert best([replace(rows[0], score=None), replace(rows[1], score=0.0)], 0) == 1
 
 
 @pytest.mark.parametrize(
@@ -170,70 +161,5 @@ def test_the_best_score_wins_then_the_expected_layer_then_the_margin() -> None:
 )
 def test_efficacy_always_counts(rates: Any, score: float | None) -> None:
     efficacy, paraphrase, specificity = rates
-    row = LayerScore.of(2, 0.1, Scores(efficacy=efficacy, paraphrase=paraphrase, specificity=specificity))
-    assert row.score == score and (row.layer, row.effect, row.specificity) == (2, 0.1, specificity)
-
-
-# Sweeps ----------------------------------------------------------------------------------------------
-
-
-def test_a_sweep_edits_at_each_layer_with_the_method_asked_for(written: list[Any]) -> None:
-    editable, seen = zoo.trained("gpt2", True), []
-    before, traces = zoo.snapshot(editable), locate_all(editable, [ASKED, SECOND], samples=2)
-    sweep = by_sweep(editable, [ASKED, SECOND], traces, "rome", quick(), CORPUS, lambda *step: seen.append(step))
-    assert [words[1] for words in written] == ["rome"] * 2 and (sweep.method, sweep.facts) == ("rome", 2)
-    assert [row.layer for row in sweep.rows] == [0, 1], "what the last layer writes reaches no answer"
-    np.testing.assert_array_equal([row.effect for row in sweep.rows], traces.at_subject[:2])
-    for row in sweep.rows:
-        edit = write(editable, [ASKED, SECOND], "rome", [row.layer], quick(), CORPUS)
-        after = ffedit.evaluate(editable, [ASKED, SECOND], edit).after
-        assert (row.efficacy, row.paraphrase, row.specificity) == (after.efficacy, after.paraphrase, None)
-        assert row.score is not None, "efficacy counts where no fact has neighbors"
-    assert sweep.traced == traces.site and seen and zoo.unchanged(editable, before)
-    assert remembered_sweep(editable, "rome") is None, "two facts say nothing of the model"
-
-
-def test_a_sweep_over_many_facts_is_remembered_for_the_method_and_its_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    editable, short = zoo.trained("gpt2", True), quick(ft_steps=1)
-    monkeypatch.setattr(calibrate, "MANY", 2)
-    traces = locate_all(editable, [ASKED, SECOND], samples=1)
-    sweep = by_sweep(editable, [ASKED, SECOND], traces, "ft", short, CORPUS)
-    assert remembered_sweep(editable, "ft", short) == sweep and remembered_sweep(editable, "memit", short) is None
-    assert remembered_sweep(editable, "ft") is remembered_sweep(editable, "ft", quick(ft_steps=2)) is None
-    assert find_layer(editable, [ASKED], "sweep", range(3), "ft", short).kept
-    assert not find_layer(editable, [ASKED, SECOND], "sweep", range(3), "ft", quick(ft_steps=2), CORPUS).kept
-    editable.chat = True
-    assert remembered_sweep(editable, "ft", short) is None
-
-
-def test_a_sweep_needs_targets() -> None:
-    facts = [Fact("Eiffel tower", "{} stands in")]
-    traces = locate_all(zoo.shared("gpt2"), facts, samples=1)
-    with pytest.raises(FactError, match="has no new object"):
-        by_sweep(zoo.shared("gpt2"), facts, traces, config=quick(), stats=CORPUS)
-
-
-@pytest.mark.parametrize(
-    ("scores", "layer", "correlation"),
-    [
-        (((0.1, 0.5), (0.3, 0.9), (0.2, 0.7)), 1, 1.0),
-        (((0.1, 0.9), (0.3, 0.9), (0.2, 0.1)), 1, 0.0),  # the same score: where tracing finds more
-        (((0.1, 0.5), (0.3, 0.1), (0.2, 0.2)), 0, -1.0),
-        (((0.1, None), (0.3, None), (0.2, None)), 1, None),
-    ],
-)
-def test_the_best_score_is_chosen_and_correlated_with_the_trace(
-    scores: Any, layer: int, correlation: float | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rows = tuple(LayerScore(i, effect, 1.0, 1.0, 1.0, score) for i, (effect, score) in enumerate(scores))
-    monkeypatch.setattr(calibrate, "edit_at", lambda *_: rows)
-    sweep = by_sweep(zoo.shared("gpt2"), [ASKED], SimpleNamespace(site=2))  # type: ignore[arg-type]
-    assert (sweep.layer, sweep.traced) == (layer, 2)
-    assert (
-        sweep.correlation is None if correlation is None else math.isclose(sweep.correlation, correlation, abs_tol=1e-9)
-    )
-
-
-def test_a_score_that_is_missing_is_the_worst() -> None:
-    rows = (LayerScore(0, 0.9, 1.0, None, None, None), LayerScore(1, None, 1.0, 0.5, None, 0.1))
-    assert Sweep(rows, 0, None).layer == 1
+    row = LayerScore.of(2, Scores(efficacy=efficacy, paraphrase=paraphrase, specificity=specificity))
+    assert row.score == score and (row.layer, row.specificity) == (2, specificity)

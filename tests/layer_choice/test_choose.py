@@ -54,7 +54,7 @@ def test_auto_takes_the_usual_layer_whatever_the_trace_shows(traces: Any) -> Non
     found = find_layer(zoo.shared("gpt2"), [ASKED, SECOND], "auto", range(3))
     assert (found.layer, found.by) == (0, "usual") and found.traces.site == 1
     assert seen == [(1, choose.SHOWN_SAMPLES)], "the first fact is traced, to be shown"
-    assert found.to_dict() == {"layer": 0, "by": "usual", "sweep": None}
+    assert found.to_dict() == {"layer": 0, "by": "usual"}
 
 
 @pytest.mark.usefixtures("one_is_published")
@@ -77,13 +77,13 @@ def test_auto_asks_the_model_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
         assert ffedit.edit(editable, ASKED, config=config) == [1]
 
 
-def test_a_plan_knows_the_layer_unless_a_trace_or_a_sweep_takes_it() -> None:
+def test_a_plan_knows_the_layer_unless_a_trace_takes_it() -> None:
     editable = zoo.shared("gpt2")
     layers = {
         asked: known_layer(editable, [ASKED], asked, allowed, "memit", quick())
-        for asked, allowed in (("auto", range(3)), ("1", range(1, 2)), ("trace", range(3)), ("sweep", range(3)))
+        for asked, allowed in (("auto", range(3)), ("1", range(1, 2)), ("trace", range(3)))
     }
-    assert layers == {"auto": 0, "1": 1, "trace": None, "sweep": None}
+    assert layers == {"auto": 0, "1": 1, "trace": None}
 
 
 def test_a_layer_that_reaches_no_answer_is_never_chosen_and_refused_by_name(traces: Any) -> None:

@@ -12,7 +12,8 @@ from benching import facts, same, timeless
 from shell import process, shell
 
 from ffedit import Edit, KeyMoments
-from ffedit.cli.options import STARTED_ALONE as ALONE, is_first_process
+from ffedit.cli.options import is_first_process
+from ffedit.cli.work.model import STARTED_ALONE as ALONE
 from ffedit.files import cache
 from ffedit.loading.distributed import ProcessGroup, left_alone
 

@@ -18,7 +18,7 @@ from tracing import made
 from ffedit.errors import FactError, ModelError
 from ffedit.facts.fact import Fact
 from ffedit.locator import Trace, TraceSet, aggregate, cases, locate, locate_all, restore, trace
-from ffedit.locator.result import ROLES, by_role, rank_correlation
+from ffedit.locator.result import ROLES, by_role
 
 FACT = Fact("Eiffel tower", "the {} is located in", target="Rome", previous="Paris")
 FACTS = [
@@ -254,15 +254,3 @@ def test_saved_numbers_name_their_axes(numbers: Any, tmp_path: Path) -> None:
     assert saved["axes"].tolist() == ["layer" if numbers is LONG else "role", "token" if numbers is LONG else "layer"]
     assert set(saved) == {"axes", *(name for name, value in numbers.to_dict().items() if value is not None)}
     assert np.array_equal(saved["effects"], numbers.effects) and float(saved["clean"]) == numbers.clean
-
-
-@pytest.mark.parametrize(
-    ("first", "second", "expected"),
-    [
-        *(([1, 2, 3], [10, 20, 99], 1), ([1, 2, 3], [3, 2, -9], -1), ([1, 2, 3, 4], [1, 3, 2, 4], 0.8)),
-        *(([1, 1, 2, 3], [1, 2, 3, 4], 0.9**0.5), ([5, 5, 5], [1, 2, 3], None), ([1, 2], [0, 0], None)),
-    ],
-)
-def test_rank_correlations_by_hand(first: list[float], second: list[float], expected: float | None) -> None:
-    found = rank_correlation(first, second)
-    assert found is None if expected is None else found == pytest.approx(expected)

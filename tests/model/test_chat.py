@@ -314,7 +314,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_chat_from_the_command_line(
     capsys: pytest.CaptureFixture[str], empty: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ffedit.editor.methods.preset", lambda *_: quick(**ENOUGH))
+    monkeypatch.setattr("ffedit.cli.work.solving.preset", lambda *_: quick(**ENOUGH))
     applied = shell(capsys, "apply", *ASKED, "--previous", "Paris", "--model", folder, "--chat", "--layer", "0",
                     "--method", "rome", "--out", "rome.edit", "--json", "applied.json")  # fmt: skip
     assert applied.code == 0, applied.err

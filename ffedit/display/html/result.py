@@ -57,7 +57,6 @@ def result_page(record: Record) -> str:
         traced=traces[0]["prompt"] if len(traces) == 1 and len(facts) > 1 else "",
         quote=quote,
         MOST=MOST_MOVED,
-        candidates=_candidates(record),
         recipe=yaml_of(record["recipe"]) if "recipe" in record else "",
     )
 
@@ -126,12 +125,3 @@ def _heat_map(traces: Sequence[Record]) -> Picture | None:
     fields = [{name: trace[name] for name in trace if name not in ("layer", "token", "axes")} for trace in traces]
     measured = TraceSet(tuple(map(Trace.from_dict, fields)))
     return pictures([measured if len(traces) > 1 else measured.traces[0]], traces[0]["layer"])[0]
-
-
-def _candidates(record: Record) -> list[tuple[Record, list[str]]]:
-    """Return the layers that were compared, each with what would choose it."""
-    sweep = record.get("layer", {}).get("sweep")
-    if sweep is None:
-        return []
-    choosing = {"tracing": sweep["traced"], "edits": sweep["layer"]}
-    return [(row, [name for name, layer in choosing.items() if layer == row["layer"]]) for row in sweep["rows"]]

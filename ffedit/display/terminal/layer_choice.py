@@ -1,8 +1,4 @@
-"""The layer that is edited: which one and why, in words, and the layers that were compared as a table.
-
-The layer where a fact is recalled and the one where it is best edited can differ (Hase et al. 2023, arXiv 2301.04213),
-so tracing and a sweep over layers are shown side by side, with their rank correlation in words.
-"""
+"""The layer that is edited: which one and why, in words, and the layers that were compared as a table."""
 
 from __future__ import annotations
 
@@ -15,30 +11,20 @@ from rich.text import Text
 from ffedit.display.terminal.recall import recalled, remarks, unknown_answers
 from ffedit.display.terminal.tables import plain_table
 from ffedit.facts.text import counted, number
-from ffedit.layer_choice.calibrate import RATES, TIE, LayerChoice, LayerScore, Sweep, tied
+from ffedit.layer_choice.calibrate import RATES, TIE, LayerChoice, LayerScore, tied
 from ffedit.layer_choice.choose import Found
 from ffedit.layer_choice.published import AutoLayer
 from ffedit.locator import Trace, TraceSet
 
-# Rank correlations in absolute value: none below WEAK, "somewhat" below STRONG, "clearly" from STRONG on.
-WEAK, STRONG = 0.3, 0.7
-
 
 def why_layer(found: Found, asked: str) -> RenderableType:
-    """Say why this layer is edited; `asked` is the value of `--layers`. A sweep is a table as well."""
-    if found.sweep is not None and not found.kept:
-        return compare_layers(found.sweep)
+    """Say why this layer is edited; `asked` is the value of `--layers`."""
     return Group(*reasons(found, asked))
 
 
 def reasons(found: Found, asked: str) -> list[Text]:
     """Return the reasons for this layer, without tables; `asked` is the value of `--layers`."""
     layer = found.layer
-    if found.sweep is not None:
-        if not found.kept:
-            return _sweep_in_words(found.sweep)
-        over = f"remembered from a sweep with {found.sweep.method} over {counted(found.sweep.facts, 'fact')}"
-        return [Text(f"Layer {layer}: {over} (`ffedit cache clear` forgets it).")]
     lines: list[Text] = []
     if found.by == found.auto.by:
         if asked != "auto":
@@ -83,17 +69,6 @@ def layer_choice(trace: Trace | TraceSet, chosen: int, asked: str = "trace") -> 
 # Layers compared -----------------------------------------------------------------------------------
 
 
-def compare_layers(sweep: Sweep) -> RenderableType:
-    """Render tracing and a sweep of edits side by side, one row per layer, with the layer that each would choose."""
-    table = _layers_table(sweep.rows, {"tracing": sweep.traced, "sweep": sweep.layer})
-    return Group(table, Text(""), *_sweep_in_words(sweep))
-
-
-def _sweep_in_words(sweep: Sweep) -> list[Text]:
-    lines = [f"All edits are by {sweep.method}, {counted(sweep.facts, 'fact')}.", _correlation(sweep.correlation)]
-    return [*map(Text, lines), *_unmeasured(sweep.rows)]
-
-
 def _unmeasured(rows: Sequence[LayerScore]) -> list[Text]:
     missing = [name for name in RATES if all(getattr(row, name) is None for row in rows)]
     score = "there is no score" if "efficacy" in missing else "the score is that of the others"
@@ -123,9 +98,8 @@ def chosen(choice: LayerChoice) -> Text:
 
 
 def _layers_table(rows: Sequence[LayerScore], choices: Mapping[str, int | None]) -> Table:
-    fields = ["layer", *(["effect"] if any(row.effect is not None for row in rows) else []), *RATES, "score"]
-    headings = ("trace effect" if name == "effect" else name for name in fields)
-    columns = (Column(heading, justify="right", no_wrap=True) for heading in headings)
+    fields = ["layer", *RATES, "score"]
+    columns = (Column(name, justify="right", no_wrap=True) for name in fields)
     table = plain_table(*columns, Column("choice of", no_wrap=True))
     for row in rows:
         marks = [name for name, layer in choices.items() if layer == row.layer]
@@ -133,15 +107,3 @@ def _layers_table(rows: Sequence[LayerScore], choices: Mapping[str, int | None])
         cells = ["" if value is None else number(value) for value in values]
         table.add_row(str(row.layer), *cells, ", ".join(marks), style="bold" if marks else "")
     return table
-
-
-def _correlation(correlation: float | None) -> str:
-    if correlation is None:
-        return "It is unknown whether tracing shows where to edit: there are too few layers, or all are alike."
-    size = abs(correlation)
-    if size < WEAK:
-        says = "edits at layers with more effect score neither better nor worse"
-    else:
-        better = "better" if correlation > 0 else "worse"
-        says = f"edits at layers with more effect score {'clearly' if size >= STRONG else 'somewhat'} {better}"
-    return f"Rank correlation of trace effect and score over layers (Spearman): {number(correlation)}; {says}."

@@ -1,11 +1,11 @@
-"""The contents of an edit as tables in a terminal; read without torch, so that `ffedit show` need not wait for it."""
+"""The contents of an edit as tables in a terminal."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.table import Column, Table
@@ -13,24 +13,22 @@ from rich.text import Text
 
 from ffedit.display.terminal.tables import first_names, named_values, plain_table, ranges
 from ffedit.editor.config import dotted
-from ffedit.editor.edit_files import EDITS, SavedEdit, embedded
+from ffedit.editor.edit import Edit
+from ffedit.editor.edit_files import EDITS, embedded
 from ffedit.facts.text import counted, number
 from ffedit.loading.names import in_words
-
-if TYPE_CHECKING:
-    from ffedit.editor.edit import Edit
 
 MOST_FACTS = 20
 NOT_MEASURED = "not measured"
 
 
-def edits_in(path: Path) -> list[tuple[Path, SavedEdit]]:
+def edits_in(path: Path) -> list[tuple[Path, Edit]]:
     """Read the edit in a folder, or those in a checkpoint, oldest first. Raises EditError for none or a damaged one."""
     folders = embedded(path) if (path / EDITS).is_dir() else [path]
-    return [(folder, SavedEdit.read(folder)) for folder in folders]
+    return [(folder, Edit.load(folder)) for folder in folders]
 
 
-def edit_json(edit: SavedEdit, path: Path) -> dict[str, Any]:
+def edit_json(edit: Edit, path: Path) -> dict[str, Any]:
     """Describe an edit as plain JSON: all facts, and the provenance without `matrices`, which identifies W."""
     norms, ratios = _norms(edit)
     return {
@@ -49,7 +47,7 @@ def edit_json(edit: SavedEdit, path: Path) -> dict[str, Any]:
     }
 
 
-def edit_view(edit: Edit | SavedEdit, path: Path | None = None) -> Group:
+def edit_view(edit: Edit, path: Path | None = None) -> Group:
     """Render an edit, saved at `path` or not: its facts, how it was computed, and its scores."""
     named = f"edit {edit.fingerprint()}\n"
     heading = Text(named, "bold") if path is None else Text.assemble((str(path), "bold"), f"  {named}")
@@ -59,7 +57,7 @@ def edit_view(edit: Edit | SavedEdit, path: Path | None = None) -> Group:
     return Group(*lines, *(Text(f"warning: {text}", "yellow") for text in edit.provenance.get("warnings", ())))
 
 
-def _facts(edit: Edit | SavedEdit) -> RenderableType:
+def _facts(edit: Edit) -> RenderableType:
     """Render the first facts, old and new object and what the model said, and the number of the others."""
     headings = ("prompt", "old object", "new object", "said before", "said after")
     table = plain_table(*(Column(heading, overflow="fold") for heading in headings))
@@ -74,14 +72,14 @@ def _size(folder: Path) -> int:
     return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
 
 
-def _norms(edit: Edit | SavedEdit) -> tuple[dict[str, float], dict[str, float]]:
+def _norms(edit: Edit) -> tuple[dict[str, float], dict[str, float]]:
     """Return by memory ‖Δ‖, and ‖Δ‖ / ‖W‖ where the provenance has ‖W‖."""
     norms = {str(address): norm for address, norm in edit.norms().items()}
     weights = edit.provenance.get("norms", {})
     return norms, {at: norm / weights[at] for at, norm in norms.items() if weights.get(at)}
 
 
-def _about(edit: Edit | SavedEdit, path: Path | None) -> Iterator[tuple[str, str]]:
+def _about(edit: Edit, path: Path | None) -> Iterator[tuple[str, str]]:
     """Yield pairs of name and value; entries that the provenance lacks are left out, except the verdict."""
     about = edit.provenance
     yield "verdict", about.get("verdict", {}).get("text", NOT_MEASURED)

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from time import perf_counter
+from typing import Any
 
 import ffedit
 from ffedit.algebra.key_moments import KeyMoments
 from ffedit.benchmark.estimate import estimate
 from ffedit.cli import options, result
 from ffedit.cli.destinations import Destinations
+from ffedit.cli.work.model import LoadModel, join
+from ffedit.cli.work.ship import pushed
+from ffedit.cli.work.solving import config_of, stats_of
+from ffedit.display.figures.plots import heat_maps
+from ffedit.display.figures.saving import figure_ready
+from ffedit.display.html.result import result_page
 from ffedit.display.terminal.heat_map import heat_map
 from ffedit.display.terminal.layer_choice import why_layer
 from ffedit.display.terminal.messages import packing
@@ -22,19 +30,40 @@ from ffedit.display.terminal.tables import duration, ranges
 from ffedit.editor.config import EditConfig
 from ffedit.editor.edit import Edit, applied_edits
 from ffedit.editor.protect import protected_texts
+from ffedit.editor.recipe import recipe_of, to_yaml
 from ffedit.evaluator import METRICS, Report, questions
+from ffedit.exporter import packed_edit
+from ffedit.exporter.exporting import export_with
+from ffedit.exporter.gguf import source_file
 from ffedit.facts.fact import Fact
 from ffedit.facts.fact_token import FactToken, check_word
 from ffedit.facts.reading import LeftOutRecords
 from ffedit.facts.text import counted, quoted
+from ffedit.files.atomic import text_ready, write_text
+from ffedit.files.placing import together
 from ffedit.inference.corpus import Corpus
 from ffedit.layer_choice.choose import Found, find_layer, known_layer, spread_below
 from ffedit.loading.distributed import ProcessGroup
+from ffedit.loading.load import cached_folder
 from ffedit.model.editable import Editable
 from ffedit.model.memory import Address
 from ffedit.progress import Progress
 from ffedit.safety.guardrails import Breach, breaches, refusal, warnings
 from ffedit.safety.require import Requirement, not_taken, unmet
+
+
+def apply(
+    surface: options.Surface,
+    destinations: Destinations,
+    solving: options.Solving,
+    text: Corpus,
+    method: str,
+    dry_run: bool,
+    **given: Any,
+) -> None:
+    """Write facts into a model, or with `dry_run` show the steps and how long they take."""
+    application = Application.load(surface, destinations, solving, text, method, **given)
+    application.plan() if dry_run else application.run()
 
 
 @dataclass(frozen=True)
@@ -69,7 +98,7 @@ class Application:
         method: str,
         *,
         facts: list[Fact],
-        load_model: options.LoadModel,
+        load_model: LoadModel,
         layers: str,
         fact_token: FactToken,
         spread: int,
@@ -78,20 +107,20 @@ class Application:
         left_out: Sequence[LeftOutRecords] = (),
     ) -> Application:
         """Load the model, and refuse now what it cannot be asked, and not after the long computation."""
-        config = solving.config(method)
+        config = config_of(solving, method)
         config = replace(config, key=replace(config.key, fact_token=fact_token))
         for fact in facts:
             check_word(fact_token, fact.subject)
-        ends, group = {"start": perf_counter()}, options.join(surface)
+        ends, group = {"start": perf_counter()}, join(surface)
         editable = load_model(show=surface.verbose)
-        destinations.check_model(editable)
+        check_base(destinations, editable)
         allowed = options.parse_layers(layers, len(editable.layers))
         questions(editable, facts, facts)
         _tell_long_objects(surface, editable, facts)
         protected = protected_texts(editable, facts, config.key)
         for name in () if protected is None else protected.left_out:
             surface.note(f"{name!r} is not protected, because a fact is about it")
-        stats = solving.stats(text, editable)
+        stats = stats_of(solving, text, editable)
         ends["load"] = perf_counter()
         return cls(
             surface,
@@ -118,9 +147,7 @@ class Application:
         self.group.disband()
         layer = known_layer(self.editable, self.facts, self.layers, self.allowed, self.method, self.config)
         to_read = self.text if self.stats is self.text else None
-        planned = estimate(
-            self.editable, self.facts, self.method, layer, self.layers, self.spread, self.config, to_read
-        )
+        planned = estimate(self.editable, self.facts, self.method, layer, self.spread, self.config, to_read)
         self.surface.show(model_line(self.editable), plan(planned, self.destinations.words()))
         self.surface.write_json({"model": self.editable.name, "estimate": planned.to_dict()})
 
@@ -139,10 +166,8 @@ class Application:
         choices: list[Found] = []
 
         def find() -> int:
-            found = find_layer(
-                self.editable, self.facts, self.layers, self.allowed, self.method, self.config, self.stats, progress
-            )
-            if self.surface.verbose or found.by in ("trace", "sweep"):  # else nobody asked where it is recalled
+            found = find_layer(self.editable, self.facts, self.layers, self.allowed, self.method, self.config, progress)
+            if self.surface.verbose or found.by == "trace":  # else nobody asked where it is recalled
                 self.surface.show(heat_map(found.traces, found.layer), why_layer(found, self.layers))
             choices.append(found)
             return found.layer
@@ -168,8 +193,10 @@ class Application:
         return edit
 
     def _measure(self, edit: Edit, progress: Progress) -> tuple[Edit, Report]:
-        """Score the edit as it will be packed."""
-        measured = self.destinations.to_measure(self.editable, edit)
+        """Score the edit as it is exported."""
+        measured = edit
+        if self.destinations.is_gguf:  # which may pack its matrices in few bits
+            measured = packed_edit(self.editable, edit)
         full = any(METRICS[requirement.name].full for requirement in self.require)
         report = ffedit.evaluate(
             self.editable, self.facts, measured, progress=progress, full=full, process_group=self.group
@@ -188,16 +215,16 @@ class Application:
         applied = result.applied(self.editable, edit, found, report, self.ends, saved, self.layers, self.left_out)
         done = False
         try:
-            with surface.json_ready(applied), destinations.pictures_ready(applied, found):
+            with surface.json_ready(applied), pictures_ready(destinations, applied, found):
                 if failure is None:
-                    destinations.save(self.editable, edit)
+                    save(destinations, self.editable, edit)
             done = failure is None
         finally:  # the result is shown also where it cannot be saved
             self._show(found, edit, report, broken, done)
         if failure is not None:
             raise failure
         surface.show(
-            options.pushed(destinations.export_to, destinations.hub),
+            pushed(destinations.export_to, destinations.hub),
             destinations.next_step(self.facts[0], self.editable.chat),
         )
 
@@ -223,3 +250,36 @@ def _tell_long_objects(surface: options.Surface, editable: Editable, facts: Sequ
     if long := [size for size in sizes if size > MOST_TOKENS]:
         found = f"{counted(len(long), 'new object')} of more than {MOST_TOKENS} tokens (up to {max(long)})"
         surface.note(f"{found}: one value seldom makes a model say so many; use shorter objects")
+
+
+# What is written -----------------------------------------------------------------------------------
+
+
+def check_base(destinations: Destinations, editable: Editable) -> None:
+    """Check that a GGUF file can be made, if one was asked for. Raises EditError for a model that is not of one."""
+    if destinations.is_gguf:
+        source_file(editable.name, cached_folder(editable))
+
+
+@contextmanager
+def pictures_ready(destinations: Destinations, applied: Mapping[str, Any], choice: Found) -> Iterator[None]:
+    """Draw the page of a result and the figure of its trace; write them if the block ends without an error."""
+    with ExitStack() as stack:
+        if destinations.html is not None:
+            stack.enter_context(text_ready(destinations.html, result_page(applied)))
+        if destinations.plot is not None:
+            stack.enter_context(figure_ready(destinations.plot, lambda: heat_maps([choice.traces], choice.layer)))
+        yield
+
+
+def save(destinations: Destinations, editable: Editable, edit: Edit) -> None:
+    """Write the folders, which take their paths together; first the checkpoint, whose export may be refused."""
+    with together() as placing:
+        if destinations.export_to is not None:
+            export_with(placing, editable, edit, destinations.export_to, destinations.force)
+        if destinations.out is not None:
+            edit.save_with(placing, destinations.out, destinations.force)
+    if destinations.save_recipe is not None:
+        folders = {"out": destinations.out, "export": destinations.export_to}
+        goes_to = {name: str(path) for name, path in folders.items() if path is not None}
+        write_text(destinations.save_recipe, to_yaml(recipe_of(edit) | goes_to, edit))

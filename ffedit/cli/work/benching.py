@@ -1,0 +1,95 @@
+"""Comparison of editing methods on one model and one data set."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import rich_click as click
+
+import ffedit
+from ffedit.benchmark import Mode
+from ffedit.benchmark.settings import most_subjects
+from ffedit.benchmark.tables import headline
+from ffedit.cli.fact_options import Reading
+from ffedit.cli.options import Solving, Surface, parse_layers
+from ffedit.cli.result import command_line
+from ffedit.cli.work.model import LoadModel, join
+from ffedit.cli.work.solving import config_of, stats_of
+from ffedit.display.html.bench import bench_page
+from ffedit.display.terminal.scores import headline_table
+from ffedit.errors import EditError
+from ffedit.files.atomic import write_text
+from ffedit.layer_choice.choose import spread_below
+
+
+def bench(
+    sources: Sequence[str],
+    reading: Reading,
+    methods: list[str],
+    mode: str,
+    out: Path,
+    limit: int | None,
+    where: str | None,
+    layers: str,
+    spread: int,
+    solving: Solving,
+    load_model: LoadModel,
+    html: Path | None,
+    surface: Surface,
+    **how: Any,
+) -> None:
+    """Write facts into a model by several methods, and measure each before and after."""
+    configs = {name: config_of(solving, name) for name in methods}
+    workers, parsed = join(surface), Mode.parse(mode)
+    field, _, value = (where or "").partition("=")
+    sifted = reading.sift(
+        sources,
+        surface,
+        together=parsed.name != "single",
+        in_sequence=parsed.name == "sequential",
+        where=None if where is None else (field, value),
+    )
+    facts = sifted.facts[:limit]
+    text = solving.text(most_subjects(facts, parsed))
+    editable = load_model()
+    chosen = _highest_and_below(layers, spread, len(editable.layers))
+    try:
+        with surface.progress() as progress:
+            report = ffedit.bench(
+                editable,
+                facts,
+                methods,
+                mode,
+                out,
+                layers=chosen,
+                spread=spread,
+                config=configs,
+                stats=stats_of(solving, text, editable),
+                process_group=workers,
+                progress=progress,
+                unusable=[{"record": number, "reason": reason} for number, reason in sifted.left_out],
+                **how,
+            )
+    except KeyboardInterrupt as interrupt:
+        raise click.Abort(
+            f"interrupted: {out} keeps the results so far; the same command resumes the run"
+        ) from interrupt
+    missing = len(report.failures) + len(report.unusable)
+    reasons = f"; {missing} could not be measured, and it says why" if missing else ""
+    surface.show(headline_table(headline(report)), f"{out / 'report.md'} has all tables{reasons}")
+    told = report.to_dict()
+    surface.write_json({**told, "left_out": [*told["left_out"], *(kind.to_dict() for kind in sifted.by_kind)]})
+    if html is not None and workers.first:
+        write_text(html, bench_page(report, command_line()))
+    workers.disband()
+
+
+def _highest_and_below(text: str, spread: int, depth: int) -> range | None:
+    """Parse `--layers` and `--spread` into one layer and those below it; None for `auto`."""
+    if text == "auto":
+        return None
+    if len(layers := parse_layers(text, depth)) > 1 or text == "trace":
+        raise EditError(f"--layers {text}: all facts are written to one layer, and --spread below it; give auto or one")
+    return spread_below(layers[0], spread)

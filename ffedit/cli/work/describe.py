@@ -1,0 +1,50 @@
+"""What there is: the methods, the parts of a model, the content of an edit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import rich_click as click
+from rich.table import Column, Table
+
+from ffedit.cli.options import Surface
+from ffedit.cli.result import examined
+from ffedit.cli.work.model import LoadModel
+from ffedit.display.terminal.model_table import environment, memory_table
+from ffedit.display.terminal.show import edit_json, edit_view, edits_in
+from ffedit.editor.methods import METHODS
+from ffedit.editor.recipe import recipe_of, to_yaml
+from ffedit.evaluator.metrics import METRICS
+
+
+def methods(surface: Surface) -> None:
+    """List the methods, with the problem that each solves and when to choose it."""
+    columns = ("solves", "choose it for", "source", "from")
+    table = Table(Column("method", no_wrap=True), *columns, box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for method in METHODS.values():
+        table.add_row(method.name, method.solves, method.choose, method.source, method.package)
+    surface.show(table)
+    broken = {**METHODS.broken, **METRICS.broken}
+    for point, why in broken.items():
+        surface.note(f"{point} could not be loaded: {why}")
+    fields = ("name", "solves", "choose", "source", "package")
+    rows = [{field: getattr(method, field) for field in fields} for method in METHODS.values()]
+    surface.write_json({"methods": rows, "broken": broken})
+
+
+def doctor(load_model: LoadModel, surface: Surface) -> None:
+    """Show versions, devices, the cache, and the value matrices of a model."""
+    surface.show(environment())
+    editable = load_model()
+    surface.show(memory_table(editable))
+    surface.write_json(examined(editable))
+
+
+def show(edit_from: Path, recipe: bool, surface: Surface) -> None:
+    """Show an edit, or the edits in a checkpoint, in order; or only the recipe from which it is made again."""
+    edits = edits_in(edit_from)
+    if recipe:
+        click.echo("---\n".join(to_yaml(recipe_of(edit), edit) for _, edit in edits), nl=False)
+        return
+    surface.show(*(edit_view(edit, path) for path, edit in edits))
+    surface.write_json({"edits": [edit_json(edit, path) for path, edit in edits]})

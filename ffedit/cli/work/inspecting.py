@@ -1,0 +1,85 @@
+"""Views of one memory, of the memories that a prompt activates, and of those of an edit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+from rich.console import RenderableType
+
+import ffedit
+from ffedit.cli.options import Surface
+from ffedit.cli.work.model import LoadModel
+from ffedit.display.html import save_page
+from ffedit.display.terminal.memories import compared, edited_view, memory_view, prompt_view
+from ffedit.inference.corpus import Corpus
+from ffedit.inspector import PromptView
+from ffedit.inspector.prompt_view import parse_scalings
+from ffedit.inspector.views import View
+from ffedit.loading.load import choose_stack
+from ffedit.model.editable import Stack
+
+
+def inspect_memory(
+    name: str,
+    top: int,
+    corpus: Corpus,
+    half: str | None,
+    load_model: LoadModel,
+    html: Path | None,
+    surface: Surface,
+) -> None:
+    """Show one memory, of a half of the model where that is an encoder–decoder."""
+
+    def load_half(name: str, **how: Any) -> Stack:
+        return choose_stack(ffedit.load_stacks(name, **how), half)
+
+    slot = ffedit.MemoryIndex.parse(name)
+    stack: Any = load_model(by=load_half)
+    with surface.progress() as progress:
+        view = ffedit.inspect_memory(stack, slot, corpus=corpus, top=top, progress=progress)
+    _show(surface, html, view, memory_view(view))
+
+
+def inspect_prompt(
+    text: str,
+    edit_from: Path | None,
+    turns: Sequence[str],
+    promote: str | None,
+    top: int,
+    load_model: LoadModel,
+    html: Path | None,
+    surface: Surface,
+) -> None:
+    """Show the memories that a prompt activates, before and after the edit of a folder."""
+    scalings = parse_scalings(turns)
+    edit = ffedit.Edit.load(edit_from) if edit_from is not None else None
+    editable = load_model(edit)
+    before = ffedit.inspect_prompt(editable, text, scaled=scalings, top=top) if edit is not None else None
+    with edit.applied(editable) if edit is not None else nullcontext(), surface.progress() as progress:
+        view = ffedit.inspect_prompt(editable, text, scaled=scalings, promoted=promote, top=top, progress=progress)
+    surface.show(compared(before, view) if before is not None else None)
+    _show(surface, html, view, prompt_view(view), before)
+
+
+def inspect_edit(
+    edit_from: Path, top: int, corpus: Corpus, load_model: LoadModel, html: Path | None, surface: Surface
+) -> None:
+    """Show the memories that the edit of a folder adds."""
+    edit = ffedit.Edit.load(edit_from)
+    editable = load_model(edit)
+    with surface.progress() as progress:
+        view = ffedit.inspect_edit(editable, edit, corpus=corpus, top=top, progress=progress)
+    _show(surface, html, view, edited_view(view))
+
+
+def _show(
+    surface: Surface, html: Path | None, view: View, table: RenderableType, before: PromptView | None = None
+) -> None:
+    """Show a view, and write it as a page and as JSON where these were asked for."""
+    surface.show(table)
+    if html is not None:
+        save_page(html, view, before)
+    surface.write_json(view.to_dict() | ({"before": before.to_dict()} if before is not None else {}))

@@ -1,0 +1,32 @@
+"""The numbers and statistics of an edit that the options of a command ask for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import ffedit
+from ffedit.algebra.key_moments import KeyMoments
+from ffedit.cli.options import Solving
+from ffedit.editor.config import EditConfig
+from ffedit.editor.methods import check_method, preset, set_numbers
+from ffedit.facts.reading import read_protected
+from ffedit.inference.corpus import Corpus
+from ffedit.model.editable import Editable
+from ffedit.model.memory import Address
+
+__all__ = ["config_of", "set_numbers", "stats_of"]
+
+
+def config_of(solving: Solving, method: str) -> EditConfig:
+    """Return the numbers of a method. Raises EditError for one that is not known or cannot protect."""
+    entries = () if solving.protect is None else read_protected(solving.protect)
+    config = replace(set_numbers(preset(solving.preset_name, method), solving.settings), seed=solving.seed)
+    config = replace(config, key=replace(config.key, protect=(*config.key.protect, *entries)))
+    check_method(method).complete(config)
+    return config
+
+
+def stats_of(solving: Solving, text: Corpus, editable: Editable) -> Corpus | Mapping[Address, KeyMoments]:
+    """Return the statistics of `--stats`, or else the text to collect them on."""
+    return text if solving.stats_from is None else ffedit.load_stats(solving.stats_from, editable)

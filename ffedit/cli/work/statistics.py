@@ -1,0 +1,66 @@
+"""Second moments of keys, collected once for many edits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import ffedit
+from ffedit.cli.options import Surface, parse_layers
+from ffedit.cli.work.model import LoadModel, join
+from ffedit.cli.work.ship import pushed
+from ffedit.display.terminal.statistics import moments_table, shortage
+from ffedit.errors import EditError
+from ffedit.inference.corpus import Corpus
+from ffedit.layer_choice.published import auto_layer
+from ffedit.model.editable import Editable
+
+
+def stats(
+    folders: Sequence[Path],
+    merge: bool,
+    layers: str,
+    tolerance: float | None,
+    out: Path | None,
+    force: bool,
+    hub: str | None,
+    load_model: LoadModel,
+    surface: Surface,
+    **text: Any,
+) -> None:
+    """Collect the statistics of a `text`, or add up those in `folders`."""
+    group = join(surface)
+    if merge:
+        collected, why, short = ffedit.merge_stats(folders), "", None
+    else:
+        corpus = Corpus(text.pop("corpus"), **text)
+        corpus.check()
+        editable = load_model()
+        chosen, why = _layers(editable, layers)
+        with surface.progress() as progress:
+            collected = ffedit.collect_stats(
+                editable, chosen, corpus=corpus, tolerance=tolerance, progress=progress, process_group=group
+            )
+        short = shortage(collected, corpus, tolerance)
+    group.disband()
+    if not group.first:
+        return
+    if out is not None:
+        ffedit.save_stats(collected, out, force=force)
+    surface.show(moments_table(collected, why, out), short)
+    names = [field.name for field in fields(ffedit.KeyMoments) if field.init and field.name not in ("sum", "probes")]
+    rows = [{name: getattr(moments, name) for name in names} for moments in collected.values()]
+    surface.write_json({"layers": rows})
+    surface.show(pushed(out, hub))
+
+
+def _layers(editable: Editable, asked: str) -> tuple[list[int], str]:
+    """Return the layers to collect and the reason."""
+    if asked == "trace":
+        raise EditError(f"--layers {asked} needs facts; for statistics give auto, one layer (4) or a range (3-8)")
+    if asked != "auto":
+        return [*parse_layers(asked, len(editable.layers))], f"Layers {asked}, as asked"
+    auto = auto_layer(editable)
+    return [auto.layer], f"Layer {auto.layer}: {auto.why}"
