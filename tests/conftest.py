@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -72,6 +73,19 @@ def few_names(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(name_keys, "names", lambda: names()[::40])
 
 
+@pytest.fixture(scope="session", autouse=True)
+def little_text() -> Iterator[None]:
+    """Collect default statistics on an eighth of their tokens; sampling the others takes most of a test's time."""
+    from ffedit.inference import corpus
+
+    few = corpus.FEWEST // 8
+    defaults = [few if value == corpus.FEWEST else value for value in corpus.Corpus.__init__.__defaults__ or ()]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(corpus, "FEWEST", few)
+        patch.setattr(corpus.Corpus.__init__, "__defaults__", tuple(defaults))
+        yield
+
+
 @pytest.fixture
 def warm_cache(shared_cache: Path, cache_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Let a test find what others collected: half a minute for the default statistics of an embedded model.
@@ -80,6 +94,16 @@ def warm_cache(shared_cache: Path, cache_folder: Path, monkeypatch: pytest.Monke
     """
     monkeypatch.setenv("FFEDIT_CACHE", str(shared_cache))
     return shared_cache
+
+
+@pytest.fixture
+def verified_here(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Verify exports in this process, not in a fresh one that takes seconds to start; the tasks that were verified."""
+    from making import check_here
+
+    tasks: list[Any] = []
+    monkeypatch.setattr("ffedit.exporter.exporting.check_fresh", lambda task: (tasks.append(task), check_here(task))[1])
+    return tasks
 
 
 @pytest.fixture(scope="session")

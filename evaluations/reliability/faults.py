@@ -93,12 +93,12 @@ class Fault:
 class World:
     """The inputs, the commands, what they make without faults, and the folder of a case."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, names: Collection[str] | None) -> None:
         self.inputs, self.root = folder / "inputs", folder / "case"
         self.work = self.root / "work"
         children.prepare(without_faults)
         children.make(self.inputs)
-        self.commands = commands(self.inputs)
+        self.commands = [command for command in commands(self.inputs) if names is None or command.name in names]
         self.fresh()
         self.before = children.without_times(self.work)
         self.inputs_before = children.disk(self.inputs)
@@ -443,12 +443,11 @@ def main(cases: int | None, seed: int, kinds: str | None, names: str | None, out
     chosen = None if kinds is None else {kind.strip() for kind in kinds.split(",")}
     with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o755)
-        world = World(Path(folder))
+        world = World(Path(folder), None if names is None else names.split(","))
         all_of: dict[str, list[tuple[Command, Fault]]] = {}
         for command in world.commands:
-            if names is None or command.name in names.split(","):
-                for fault in faults_of(world, library, command, chosen):
-                    all_of.setdefault(fault.kind, []).append((command, fault))
+            for fault in faults_of(world, library, command, chosen):
+                all_of.setdefault(fault.kind, []).append((command, fault))
         for kind, every in all_of.items():
             drawn = (
                 every if cases is None or cases >= len(every) else random.Random(f"{seed}{kind}").sample(every, cases)

@@ -7,9 +7,6 @@ One case in ten goes through the command line in this process, where a spoiled f
 to end with exit code 0, 1 or 2, at most one line of error, no control character on the terminal, and no file left
 behind by a refusal; no model is loaded there. A case may take `LONGEST` seconds, and all of them `MOST` bytes of
 address space more than the imports.
-
-With `--coverage` the cases are not drawn by Hypothesis but grown by Atheris (`pip install atheris`) from those that
-reached new lines of ffedit's readers, for as many cases.
 """
 
 from __future__ import annotations
@@ -20,7 +17,6 @@ import os
 import resource
 import shutil
 import signal
-import sys
 import tempfile
 import time
 import warnings
@@ -136,35 +132,11 @@ def drawn(runner: Runner, cases: int, seed: int) -> None:
     draw()
 
 
-def grown(runner: Runner, cases: int, seed: int) -> None:
-    """Run cases that Atheris grows by the lines that they reach."""
-    import atheris
-
-    readers = ("ffedit.facts", "ffedit.editor.edit_files", "ffedit.files", "ffedit.benchmark.folder", "ffedit.cli.run")
-    for module in readers:
-        for name in [name for name in sys.modules if name.startswith(module)]:
-            loaded = sys.modules[name]
-            for function in [value for value in vars(loaded).values() if callable(value)]:
-                if getattr(function, "__module__", "") == name and hasattr(function, "__code__"):
-                    function.__code__ = atheris.instrument_func(function).__code__
-    kinds = list(fuzzing.KINDS)
-
-    def one(content: bytes) -> None:
-        data = atheris.FuzzedDataProvider(content)
-        name, where = kinds[data.ConsumeIntInRange(0, len(kinds) - 1)], data.ConsumeUInt(4)
-        damages = [tuple(data.ConsumeUInt(4) for _ in range(3)) for _ in range(data.ConsumeIntInRange(1, 3))]
-        runner.read((name, where, damages))  # type: ignore[arg-type]
-
-    atheris.Setup([sys.argv[0], f"-atheris_runs={cases}", f"-seed={seed or 1}", "-max_len=64"], one)
-    atheris.Fuzz()
-
-
 @click.command(help=__doc__)
 @click.option("--cases", default=20_000, type=click.IntRange(1))
 @click.option("--seed", default=0)
-@click.option("--coverage", is_flag=True, help="Let Atheris grow the cases.")
 @click.option("--out", type=click.Path(path_type=Path), default=REPORTS / "fuzz.json")
-def main(cases: int, seed: int, coverage: bool, out: Path) -> None:
+def main(cases: int, seed: int, out: Path) -> None:
     """Draw cases, run them, and write the report."""
     warnings.simplefilter("ignore")  # numpy's, of numbers near the largest
     scratch = Path(tempfile.mkdtemp(prefix="fuzz"))
@@ -178,29 +150,10 @@ def main(cases: int, seed: int, coverage: bool, out: Path) -> None:
             fuzzing.read_case((name, 0, []), runner.files)
     gc.collect()
     bound_memory()
-
-    def finish() -> None:
-        shutil.rmtree(scratch, ignore_errors=True)
-        how = {"seed": seed, "drawn_by": "Atheris" if coverage else "Hypothesis", "slowest_seconds": runner.slowest}
-        tally.finish(out, **how, faults=runner.known, peak_megabytes=_peak())
-
-    if coverage:
-        import atexit
-
-        def end() -> None:
-            try:
-                finish()
-            except SystemExit as error:  # which the end of a process ignores
-                os._exit(int(error.code or 0))
-
-        atexit.register(end)  # Atheris ends the process
-        grown(runner, cases, seed)
     drawn(runner, cases, seed)
-    finish()
-
-
-def _peak() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+    shutil.rmtree(scratch, ignore_errors=True)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+    tally.finish(out, seed=seed, slowest_seconds=runner.slowest, faults=runner.known, peak_megabytes=peak)
 
 
 if __name__ == "__main__":

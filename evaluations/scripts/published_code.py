@@ -40,11 +40,12 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from rivals import frozen, matrix_of
+from rivals import matrix_of
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from ffedit import Address, Editable, Fact, FFEditError, KeyValueMemory, LowRank
+from ffedit.model.hooks import frozen
 
 NUMBERS = Path("hparams", "ROME", "gpt2-xl.json")
 ABSENT = object()

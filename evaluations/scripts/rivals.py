@@ -14,8 +14,7 @@ be 25 steps, as later work takes, not 20. `published_code` runs the code itself.
 """
 
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import log
 from typing import Any
@@ -24,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from ffedit import Address, Editable, Fact, FFEditError, KeyValueMemory, LowRank
+from ffedit.model.hooks import frozen
 from ffedit.model.tokenization import Encoded
 
 # Sampled prefixes: (how many, of how many tokens), drawn among the likeliest.
@@ -226,16 +226,3 @@ def sampled_prefixes(editable: Editable, asked: Sequence[tuple[int, int]], seed:
             texts = tokenizer.batch_decode(ids[:, 1:], skip_special_tokens=True)
             found += [text.replace("{", " ").replace("}", " ").strip() for text in texts]
     return found
-
-
-@contextmanager
-def frozen(model: nn.Module) -> Iterator[None]:
-    """In the block, no parameter asks for a gradient."""
-    asked = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    try:
-        for parameter in asked:
-            parameter.requires_grad_(False)
-        yield
-    finally:
-        for parameter in asked:
-            parameter.requires_grad_(True)

@@ -14,8 +14,7 @@ import pytest
 from commands import SHORT, Command, apply, here, loads, run, thorough_apply
 from huggingface_hub import HfApi
 from jsonschema import Draft202012Validator
-from making import verified_here
-from shell import ASKED, FACT, Ran, disk, process
+from shell import ASKED, FACT, Ran, disk, forked
 from transformers import AutoModelForCausalLM
 
 import ffedit
@@ -24,7 +23,7 @@ from ffedit.cli import apply as apply_command
 from ffedit.cli.options import Surface
 from ffedit.evaluator import METRICS, NAMES
 
-__all__ = ["apply", "here", "run", "thorough_apply", "verified_here"]
+__all__ = ["apply", "here", "run", "thorough_apply"]
 SCHEMA = Draft202012Validator(json.loads(Path(str(apply_command.__file__)).with_name("result.schema.json").read_text()))
 RATES = ("efficacy", "paraphrase", "specificity", "same_subject")
 SCORES = {*NAMES, "perplexity", *(f"{name}_magnitude" for name in RATES)}
@@ -166,6 +165,7 @@ def test_quiet_shows_nothing(apply: Command, here: Path) -> None:
     assert (here / "e" / "manifest.json").exists()
 
 
+@pytest.mark.usefixtures("verified_here")
 def test_out_export_and_plot_are_written_and_the_next_command_is_named(apply: Command, here: Path, model: Path) -> None:
     before, base = disk(here), disk(model)
     done = apply("fact.json", "--out", "my edit", "--export", "new/model", "--plot", "trace.png")
@@ -190,7 +190,7 @@ def test_what_to_type_next_can_be_typed(apply: Command, run: Command) -> None:
     ("asked", "chosen"),
     [(["--layers", "1"], 1), (["--layer", "0"], 0), (["--layers", "0-0"], 0), (["--layers", "0-2"], None), ([], None)],
 )
-def test_layers(apply: Command, asked: list[str], chosen: int | None) -> None:
+def test_apply_writes_to_the_layers_asked_for(apply: Command, asked: list[str], chosen: int | None) -> None:
     result = loads(apply("bare.json", "--json", "-", *asked).out)
     traced = loads(apply("bare.json", "--json", "-", "--layers", "auto").out)
     expected = traced["layers"] if chosen is None else [chosen]
@@ -263,8 +263,8 @@ def test_what_fails_is_named_and_not_the_file_that_waits(
 
 def test_a_picture_that_the_disk_has_no_room_for_takes_all_with_it(here: Path, model: Path) -> None:
     base, before = model.parent / "corpus.txt", disk(here)
-    words = ["-m", "ffedit", "apply", "bare.json", "-q", "--model", model, "--corpus", base, "--out", "e"]
-    done = process(*words, "--json", "r.json", "--plot", "p.png", size=20_000)
+    words = ["apply", "bare.json", "-q", "--model", model, "--corpus", base, "--out", "e"]
+    done = forked(*words, "--json", "r.json", "--plot", "p.png", size=20_000)
     assert done.code == 1 and done.err.startswith("error: p.png: cannot be written (") and disk(here) == before
 
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import sys
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
@@ -14,11 +17,12 @@ import transformers as hf
 import zoo
 from making import made
 from safetensors.torch import load_file, save_file
-from shell import ASKED, FACT, Ran, disk, process, save_model, shell, trained_folder
+from shell import ASKED, FACT, Ran, disk, forked, save_model, shell, trained_folder
 from tokenizers import normalizers
 
 import ffedit
 from ffedit import api
+from ffedit.exporter import exporting
 from ffedit.files import cache
 from ffedit.model.editable import Editable
 
@@ -371,24 +375,14 @@ def test_ctrl_c_leaves_model_and_disk_as_before(
     apply("fact.json", "--layer", "1", code=130, loads=True)
 
 
-INTERRUPTED = """
-import os, signal, sys
-from pathlib import Path
-from ffedit.exporter import exporting
-from ffedit.cli import main
-def check(task):
-    print(*sorted(path.name for path in Path(task.folder).iterdir()))
-    os.kill(os.getpid(), signal.SIGINT)
-exporting.check_fresh = check
-main()
-"""
+def test_ctrl_c_in_a_process_of_its_own(here: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def check(task: Any) -> None:
+        sys.stdout.write(str(sorted(path.name for path in Path(task.folder).iterdir())))
+        os.kill(os.getpid(), signal.SIGINT)
 
-
-def test_ctrl_c_in_a_process_of_its_own(here: Path, model: Path) -> None:
-    before = disk(here)
-    done = process(
-        "-c", INTERRUPTED, "apply", "fact.json", "-q", "-m", model, "--corpus", model.parent / "corpus.txt", *OUTPUTS
-    )
+    before, corpus = disk(here), model.parent / "corpus.txt"
+    monkeypatch.setattr(exporting, "check_fresh", check)
+    done = forked("apply", "fact.json", "-q", "-m", model, "--corpus", corpus, *OUTPUTS)
     assert done.code == 130 and "model.safetensors" in done.out, "it came while the folder was being written"
     assert done.err.strip() == "interrupted: the model and the disk are as before" and disk(here) == before
 
@@ -397,7 +391,7 @@ def test_ctrl_c_in_a_process_of_its_own(here: Path, model: Path) -> None:
 def test_a_full_disk(here: Path, model: Path, option: str, size: int) -> None:
     before = disk(here)
     words = ["apply", "fact.json", "-q", "-m", model, "--corpus", model.parent / "corpus.txt", option, "full"]
-    done = process("-m", "ffedit", *words, size=size)
+    done = forked(*words, size=size)
     assert done.code == 1 and done.err.startswith("error: full: cannot be written (") and done.err.count("\n") == 1
     assert disk(here) == before
 

@@ -7,13 +7,12 @@ from pathlib import Path
 
 import pytest
 from commands import Command, apply, here, loads, run, thorough_apply
-from making import verified_here
 from shell import FACT, process, shell
 
 import ffedit
 from ffedit import Edit
 
-__all__ = ["apply", "here", "run", "thorough_apply", "verified_here"]
+__all__ = ["apply", "here", "run", "thorough_apply"]
 
 
 @pytest.mark.usefixtures("verified_here")
@@ -35,6 +34,7 @@ def test_an_edit_is_asked_evaluated_and_exported_later(apply: Command, run: Comm
     assert run("export", "e", "--out", "x", "--force").code == 0
 
 
+@pytest.mark.usefixtures("verified_here")
 def test_a_model_named_by_a_relative_path_is_found_again(run: Command, here: Path, model: Path) -> None:
     (here / "m").symlink_to(model)
     assert (
@@ -93,7 +93,7 @@ def test_ask_and_evaluate_need_no_edit(run: Command, model: Path) -> None:
     assert "Measured without" not in run("evaluate", "fact.json", "-m", model, "-q").out
 
 
-def test_locate(run: Command, here: Path, model: Path) -> None:
+def test_locate_shows_the_trace(run: Command, here: Path, model: Path) -> None:
     (here / "traced.json").write_text(json.dumps({name: FACT[name] for name in ("subject", "prompt")}))
     done = run("locate", "traced.json", "-m", model, "--plot", "t.svg", "--json", "r.json", "--kind", "state")
     assert done.code == 0 and "Causal trace of hidden states" in done.out and (here / "t.svg").exists()

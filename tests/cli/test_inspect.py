@@ -28,7 +28,7 @@ def found(done: Ran) -> Any:
     return json.loads(done.out, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
 
 
-def test_a_memory(inspect: Command) -> None:
+def test_inspect_memory_shows_value_and_triggers(inspect: Command) -> None:
     view = found(inspect("memory", "1.7", "--corpus", "text.txt", "--top", "3", "--json", "-"))
     assert (view["slot"], view["corpus"], len(view["value"]["top"])) == ("1.7", "text.txt", 3)
     assert {"coefficient", "prefix", "next", "rank"} == set(view["triggers"][0])

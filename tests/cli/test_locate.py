@@ -244,7 +244,7 @@ def test_the_usual_layer_is_taken_unless_another_is_asked_for(
     assert plan.code == 0 and "layer 0; trace the first fact" in plan.out
 
 
-def test_some_layers_only(locate: Command) -> None:
+def test_locate_traces_only_the_layers_asked_for(locate: Command) -> None:
     whole, some = (
         found(locate("fact.json", *words, "--kind", "state", "--json", "-"))["facts"][0]["trace"]
         for words in ([], ["--layers", "1-2"])

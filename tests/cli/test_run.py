@@ -8,14 +8,12 @@ from pathlib import Path
 import pytest
 import yaml
 import zoo
-from making import made, verified_here
+from making import made
 from shell import shell
 
 import ffedit
 from ffedit.cli.run import read_recipe
 from ffedit.errors import EditError
-
-__all__ = ["verified_here"]
 
 FACT = {"subject": "Eiffel Tower", "prompt": "{} is located in the city of", "target": "Rome", "previous": "Paris"}
 FEW = {"value.steps": 3, "prompts.contexts": 1}

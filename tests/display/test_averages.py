@@ -84,7 +84,7 @@ def test_any_depth_keeps_its_figures(layers: int, width: int) -> None:
     assert all(line.endswith((" 250", " 300", " 299")) for line in lines[5:9])
 
 
-def test_without_colour_and_without_shades() -> None:
+def test_the_table_of_averages_in_colour_and_in_ascii() -> None:
     text = shown(averages_table(averaged()), force_terminal=True, color_system="truecolor", no_color=False)
     assert "\x1b[38;2;" in text and "████" in text
     file = io.TextIOWrapper(io.BytesIO(), encoding="ascii", errors="replace")

@@ -27,7 +27,7 @@ def test_each_wrong_answer_is_shown_with_its_reach_and_the_subject_that_leaked()
     assert "not explained" not in shown
 
 
-def test_of_many_the_first_are_shown_and_the_others_counted() -> None:
+def test_the_first_explanations_are_shown_and_the_others_counted() -> None:
     many = (OWN,) * (MOST_WRONG + 3) + (TOLD,) * (MOST_WRONG + 1)
     shown = words(explanation_view(Explanation(many, {"paraphrase_generation": 50})))
     assert shown.count("0.31 at") == MOST_WRONG and "… and 3 more" in shown

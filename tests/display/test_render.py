@@ -80,7 +80,7 @@ def test_scores_without_an_edit() -> None:
     assert "now" in text and "after" not in text and "change" not in text
 
 
-def test_sayings() -> None:
+def test_sayings_before_and_after_an_edit() -> None:
     text = shown(what_it_says(report()))
     assert "The Eiffel Tower is in" in text and "Paris, the capital" in text and "Rome, the capital" in text
     assert "after" not in shown(what_it_says(report(None)))
@@ -157,7 +157,7 @@ def verdict(measured: Report, edit: Any = None, layers: int = 6) -> str:
     return words(verdict_view(measured, edit, fake_editable(layers)) or Text(""))
 
 
-def test_done() -> None:
+def test_the_verdict_of_an_edit_that_took() -> None:
     text = verdict(report())
     assert text.startswith("Done: the model now says “Rome” instead of “Paris”")
     assert "specificity 1.00 → 0.98" in text and "drift 0.0003" in text and "Try" not in text
@@ -169,7 +169,7 @@ def test_done() -> None:
     )
 
 
-def test_done_but_something_broke() -> None:
+def test_the_verdict_of_an_edit_with_damage() -> None:
     broken = report(scored(1.0, 1.0, 0.9, 0.5, 1.0, 1.0, 0.2))
     text = verdict(broken, edited([1], 1, 0.7))
     assert text.startswith("Done, but something else broke")
@@ -296,7 +296,7 @@ def test_anatomy_collapses_equal_layers() -> None:
     assert ranges([0, 1, 2, 5, 7, 8]) == "0-2, 5, 7-8"
 
 
-def test_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_shows_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FFEDIT_CACHE", str(tmp_path))
     (tmp_path / "moments").mkdir()
     (tmp_path / "moments" / "a").write_bytes(b"x" * 2048)

@@ -52,7 +52,7 @@ def show(empty: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mo
     return lambda *words: shell(capsys, "show", *words)
 
 
-def test_everything_is_told(show: Callable[..., Ran]) -> None:
+def test_show_prints_every_part_of_an_edit(show: Callable[..., Ran]) -> None:
     edit = made((3, 4, 5), warnings=["the old object was not known"], after=["c0ffee"])
     edit = Edit(**{**vars(edit), "provenance": {**edit.provenance, "scores": {"before": SCORES, "after": SCORES}}})
     edit.save("e")

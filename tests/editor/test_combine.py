@@ -96,7 +96,7 @@ def test_in_a_real_forward_pass_the_facts_are_said_and_the_model_is_left_alone()
 
 
 @pytest.mark.parametrize("method", ["memit", "alphaedit"])
-def test_by_least_squares_it_is_closer_than_the_sum(method: str) -> None:
+def test_a_combination_by_least_squares_is_closer_than_the_sum(method: str) -> None:
     editable = zoo.trained("gpt2", True)
     config = with_numbers(CONFIG, alphaedit_null_share=0.3)
     parts = [write(editable, facts, method, config=config) for facts in ([FACT], [SECOND, THIRD])]

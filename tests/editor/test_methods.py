@@ -75,7 +75,7 @@ def test_the_rank_is_that_of_the_subjects(method: str) -> None:
     assert edit.provenance["method"] == method and edit.provenance["division"]["1"] > [0.0, 0.0]
 
 
-def test_more_subjects_than_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_subjects_than_keys_are_written_by_least_squares_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """A layer of d_ff keys holds d_ff exact values; least squares has no such bound."""
     editable = zoo.trained("gpt2_square", True)
     many = [Fact(f"{name} tower", "the {} is located in", "Rome", "Paris") for name in zoo.WORDS[3:36]]

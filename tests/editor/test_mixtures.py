@@ -191,6 +191,7 @@ def test_edits_of_different_experts_combine() -> None:
         torch.testing.assert_close(moved, asked[:, 0], rtol=1e-3, atol=1e-3 * float(asked.abs().max()))
 
 
+@pytest.mark.usefixtures("verified_here")
 @pytest.mark.parametrize("family", ["mixtral", "gpt_oss"])
 def test_a_checkpoint_with_edited_experts_is_streamed_reopened_and_undone(family: str, tmp_path: Path) -> None:
     """Mixtral's files keep experts apart, GPT-OSS's in one tensor."""

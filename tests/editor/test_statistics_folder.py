@@ -10,7 +10,7 @@ import pytest
 import torch
 import zoo
 from collecting import alike, text
-from making import on_disk, verified_here
+from making import on_disk
 from shell import TEXT, Ran, shell
 from writing import SECOND, quick, write
 
@@ -20,7 +20,7 @@ from ffedit.editor.statistics import check_stats
 from ffedit.model.editable import Editable
 from ffedit.model.memory import Address
 
-__all__ = ["text", "verified_here"]
+__all__ = ["text"]
 
 
 def test_a_folder_is_what_was_collected(text: Path, tmp_path: Path) -> None:

@@ -85,7 +85,7 @@ def test_a_model_that_cannot_be_resumed_gives_the_same(family: str, layer: int) 
     same(choose(editable, facts, layer=layer), expected)
 
 
-def test_where_nothing_depends_on_it_a_value_stays() -> None:
+def test_a_value_on_which_nothing_depends_stays() -> None:
     """Rounding is no direction, however long the steps are."""
     editable = zoo.trained("gpt2", True, torch.float64)
     config = with_numbers(FULL, essence_prompts=("{} is a",))

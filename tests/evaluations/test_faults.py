@@ -7,8 +7,9 @@ import shutil
 import sys
 from pathlib import Path
 
+import flips
 import pytest
-from shell import process
+from shell import fork, process
 
 DRIVERS = Path(__file__).parents[2] / "evaluations" / "reliability"
 KINDS = "full disk from a call on,a call fails once,too many files once,no home,memory fails from a call on"
@@ -18,7 +19,7 @@ READ = (
 
 
 @pytest.mark.skipif(sys.platform != "linux" or shutil.which("cc") is None, reason="faults come from a C library")
-def test_what_the_system_refuses(tmp_path: Path) -> None:
+def test_the_driver_of_system_faults_finds_none(tmp_path: Path) -> None:
     out = tmp_path / "faults.json"
     done = process(
         DRIVERS / "faults.py", "--cases", "1", "--kinds", KINDS, "--commands", "checkpoint,stats", "--out", out
@@ -28,8 +29,9 @@ def test_what_the_system_refuses(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="cases are forked")
-def test_what_is_damaged(tmp_path: Path) -> None:
+def test_the_driver_of_damaged_files_finds_none(tmp_path: Path) -> None:
     out = tmp_path / "flips.json"
-    done = process(DRIVERS / "flips.py", "--cases", "10", "--cuts", "5", "--kinds", READ, "--out", out)
+    words = ["--cases", "10", "--cuts", "5", "--kinds", READ, "--out", str(out)]
+    done = fork(lambda: flips.main(words, standalone_mode=False))
     assert done.code == 0, done
     assert all(sum(ends.values()) == 15 for ends in json.loads(out.read_text())["ends"].values())

@@ -64,7 +64,7 @@ def test_the_new_answer_where_the_facts_give_it() -> None:
     ), "no landmark is said to be in Italy"
 
 
-def test_one_vocabulary() -> None:
+def test_relations_and_things_have_one_vocabulary() -> None:
     asked = {*load().relations, *PARAREL.values(), *MORE}
     assert set(ASKS) <= asked, "a relation that nothing asks"
     things = {ASKS.get(name, name) for name in asked}

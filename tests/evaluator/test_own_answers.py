@@ -69,7 +69,7 @@ def test_where_the_model_ends_the_likeliest_word_is_traced_and_not_known() -> No
     assert ffedit.locate(editable, FACT, samples=2, layers=[1]).known
 
 
-def test_where_the_model_ends_nothing_is_compared_with_it() -> None:
+def test_an_end_of_text_is_no_answer_to_compare_with() -> None:
     editable = zoo.trained("gpt2")
     with saying(editable, int(editable.tokenizer.eos_token_id)):
         (found,) = Evaluation(editable, [FACT]).before

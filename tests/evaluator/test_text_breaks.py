@@ -98,7 +98,7 @@ def test_what_follows_the_end_is_no_text() -> None:
     assert "degenerate" not in found.verdict.damage
 
 
-def test_where_the_text_ends_at_once_there_is_none_to_measure() -> None:
+def test_a_text_that_ends_at_once_is_not_measured() -> None:
     editable = zoo.trained("gpt2")
     end = int(editable.tokenizer.eos_token_id)  # type: ignore[arg-type]
     found = evaluate(editable, FACT, Saying(end, end))

@@ -11,7 +11,7 @@ import pytest
 import torch
 import transformers
 import zoo
-from making import FACT, made, on_disk, verified_here, weights, written_by_hand
+from making import FACT, made, on_disk, weights, written_by_hand
 from safetensors.torch import load_file, save_file
 from shell import disk, shell
 from transformers import AutoModelForCausalLM, PreTrainedModel
@@ -22,7 +22,6 @@ from ffedit.exporter.adapter import add_, balanced
 from ffedit.loading.names import EMBEDDED
 
 peft: Any = pytest.importorskip("peft")
-__all__ = ["verified_here"]
 here = pytest.mark.usefixtures("verified_here")
 IDS = torch.arange(12)[None] * 7 % 97
 
@@ -167,7 +166,7 @@ def test_an_adapter_of_another_edit_is_found(tmp_path: Path, monkeypatch: pytest
 
 
 @here
-def test_without_peft_it_says_so(
+def test_an_adapter_exported_without_peft_says_that_it_was_not_tried(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     base = on_disk("gpt2", tmp_path / "base")

@@ -13,20 +13,7 @@ import pytest
 import torch
 import transformers
 import zoo
-from making import (
-    FACT,
-    SECOND,
-    base,
-    edit,
-    editable,
-    made,
-    on_disk,
-    refused,
-    same,
-    verified_here,
-    weights,
-    written_by_hand,
-)
+from making import FACT, SECOND, base, edit, editable, made, on_disk, refused, same, weights, written_by_hand
 from safetensors.torch import load_file, save_file
 from shell import disk
 
@@ -38,7 +25,7 @@ from ffedit.files import tensor_ranges
 from ffedit.files.shards import INDEX
 from ffedit.files.tensor_ranges import contents, row_blocks
 
-__all__ = ["base", "edit", "editable", "verified_here"]
+__all__ = ["base", "edit", "editable"]
 FAMILIES = [("gpt2", torch.float32), ("llama", torch.bfloat16), ("gpt_neo", torch.float16)]
 families = pytest.mark.parametrize(("family", "dtype"), FAMILIES)
 here = pytest.mark.usefixtures("verified_here")
@@ -150,7 +137,7 @@ def test_the_hubs_cache_of_links_is_followed(base: Path, edit: Edit, tmp_path: P
 
 
 @here
-def test_other_weights_do_not_go_along(edit: Edit, tmp_path: Path) -> None:
+def test_pickled_weights_are_not_exported(edit: Edit, tmp_path: Path) -> None:
     base = on_disk("gpt2", tmp_path / "base")
     (base / "pytorch_model.bin").write_bytes(b"pickled")
     (base / "pytorch_model.bin.index.json").write_text("{}")

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 import zoo
-from making import check_here, made, verified_here
+from making import check_here, made
 from safetensors.torch import load_file
 from writing import quick
 
@@ -92,7 +92,6 @@ def cases(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Case]]
     yield made
 
 
-__all__ = ["verified_here"]
 here = pytest.mark.usefixtures("verified_here")
 every_case = pytest.mark.parametrize(
     ("family", "dtype", "computed"),
@@ -175,6 +174,7 @@ def test_the_export_is_a_model_like_any_other(cases: dict[str, Case]) -> None:
         case.edit.apply_(again)
 
 
+@here
 def test_a_ready_pair_is_saved_from_memory(cases: dict[str, Case], tmp_path: Path) -> None:
     case = ready(cases["gpt2"])
     out = ffedit.export(case.editable, case.edit, tmp_path / "out").folder
@@ -256,6 +256,7 @@ def test_ctrl_c_leaves_nothing_behind(cases: dict[str, Case], tmp_path: Path, mo
     assert nothing_left(case, folder)
 
 
+@here
 def test_an_export_that_reads_back_differently_is_not_left_there(
     cases: dict[str, Case], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

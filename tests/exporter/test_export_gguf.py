@@ -14,7 +14,7 @@ import jsonschema
 import numpy as np
 import pytest
 import torch
-from making import SECOND, made, verified_here
+from making import SECOND, made
 from shell import disk, shell
 from writing import quick
 
@@ -25,7 +25,6 @@ from ffedit.loading.gguf_reader import open_gguf
 from ffedit.loading.load import local_folder
 from ffedit.model.memory import Address
 
-__all__ = ["verified_here"]
 here = pytest.mark.usefixtures("verified_here")
 Kind = gguf.GGMLQuantizationType
 IDS = torch.arange(3, 20)[None]
@@ -127,6 +126,7 @@ def test_an_edit_on_top_of_another_is_noted_after_it(tmp_path: Path) -> None:
     assert len(notes) == 2 and notes[1]["edit"] == edit.fingerprint()
 
 
+@here
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
 def test_a_lora_adapter_adds_the_change_to_its_matrices(tmp_path: Path, family: str) -> None:
     file = write(tmp_path / "in" / "base.gguf", None, family)

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 from huggingface_hub import metadata_load
-from making import SECOND, base, edit, editable, made, verified_here
+from making import SECOND, base, edit, editable, made
 
 import ffedit
 from ffedit import Edit
 from ffedit.exporter.model_card import Origin, origin_of
 
-__all__ = ["base", "edit", "editable", "verified_here"]
+__all__ = ["base", "edit", "editable"]
 here = pytest.mark.usefixtures("verified_here")
 
 

@@ -10,15 +10,7 @@ from typing import Any
 import pytest
 import torch
 import zoo
-from making import (
-    base,
-    edit,
-    editable,
-    made,
-    on_disk,
-    refused,
-    verified_here,
-)
+from making import base, edit, editable, made, on_disk, refused
 from safetensors.torch import load_file, save_file
 from shell import disk, shell
 
@@ -29,7 +21,7 @@ from ffedit.files import tensor_ranges
 from ffedit.files.shards import INDEX
 from ffedit.files.tensor_ranges import patch
 
-__all__ = ["base", "edit", "editable", "verified_here"]
+__all__ = ["base", "edit", "editable"]
 here = pytest.mark.usefixtures("verified_here")
 
 

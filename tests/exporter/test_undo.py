@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import zoo
-from making import FACT, SECOND, made, on_disk, same, verified_here, weights, written_by_hand
+from making import FACT, SECOND, made, on_disk, same, weights, written_by_hand
 from shell import disk, shell
 
 import ffedit
@@ -19,7 +19,6 @@ from ffedit.exporter import history
 from ffedit.exporter.embedded_edits import read_originals
 from ffedit.files.tensor_ranges import contents
 
-__all__ = ["verified_here"]
 THIRD = Fact("Nile river", "{} stands in", "Rome")
 pytestmark = pytest.mark.usefixtures("verified_here")
 
@@ -103,7 +102,7 @@ def test_what_is_not_there_cannot_be_undone(base: Path, edits: list[Edit], tmp_p
     assert "exists already" in refused(folder, once)
 
 
-def test_without_originals_it_is_exact_nowhere_and_says_so(base: Path, edits: list[Edit], tmp_path: Path) -> None:
+def test_an_undo_without_originals_is_inexact_and_says_so(base: Path, edits: list[Edit], tmp_path: Path) -> None:
     folder = exported(base, edits[:1], tmp_path, originals=False)
     assert not (folder / "ffedit_edits" / "originals.safetensors").exists()
     assert "its original was left out" in refused(folder, tmp_path / "out")
@@ -114,7 +113,7 @@ def test_without_originals_it_is_exact_nowhere_and_says_so(base: Path, edits: li
     assert "not exact" in (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
 
 
-def test_without_originals_the_edits_are_known_nonetheless(base: Path, edits: list[Edit], tmp_path: Path) -> None:
+def test_a_checkpoint_without_originals_knows_its_edits(base: Path, edits: list[Edit], tmp_path: Path) -> None:
     first, upon = edits[:2]
     folder = exported(base, [first], tmp_path, originals=False)
     loaded = ffedit.load(folder, dtype="float32")
@@ -152,7 +151,7 @@ def test_an_undo_that_went_wrong_is_found(
     assert disk(tmp_path) == before
 
 
-def test_the_command(base: Path, edits: list[Edit], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_undo_by_command(base: Path, edits: list[Edit], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = exported(base, edits[:2], tmp_path)
     done = shell(capsys, "undo", folder, "--out", tmp_path / "a", "--edit", "0")
     assert done.code == 0 and "undone, bit for bit" in " ".join(done.out.split()) and "logits" in done.out

@@ -9,13 +9,7 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from making import (
-    base,
-    edit,
-    editable,
-    refused,
-    verified_here,
-)
+from making import base, edit, editable, refused
 from safetensors.torch import save_file
 from shell import disk, process, shell
 
@@ -24,7 +18,7 @@ from ffedit import CheckError, Edit, EditError
 from ffedit.exporter import embedded_edits, push
 from ffedit.files.tensor_ranges import contents, read_header
 
-__all__ = ["base", "edit", "editable", "verified_here"]
+__all__ = ["base", "edit", "editable"]
 here = pytest.mark.usefixtures("verified_here")
 
 

@@ -94,7 +94,7 @@ def test_a_fact_is_frozen() -> None:
         Fact(**EIFFEL).target = "Berlin"  # type: ignore[misc]
 
 
-def test_fill() -> None:
+def test_fill_puts_the_subject_into_the_slot() -> None:
     assert fill("{} or {}, {x}", "A") == "A or A, {x}" and fill("plain", "A") == "plain"
 
 

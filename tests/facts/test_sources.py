@@ -18,7 +18,7 @@ from ffedit.facts.sources import load_records, stream_records
 from ffedit.facts.synonyms import role_of
 
 ROOT = Path(__file__).parents[2]
-CASES = ROOT.parent / "shared" / "cases"
+CASES = ROOT / "tests" / "facts" / "cases"
 FACT, SECOND = Fact(**MILL), Fact("Red, or so", 'He said "{}\nis', "Rome")
 HEADER = ("subject", "prompt", "target", "previous")
 CSV = 'Subject,Prompt,Target,Ground Truth\nOld Mill,Old Mill lies in,Oslo,Bern\n"Red, or so","He said ""{}\nis",Rome,\n'
@@ -206,8 +206,6 @@ READ = {
 
 @pytest.mark.parametrize("name", READ)
 def test_files_as_people_have_them_are_read(name: str) -> None:
-    if not (CASES / name).exists():
-        pytest.skip(f"{CASES / name} is not here")
     found = sift_facts(CASES / name, language="en" if name == "two_languages.json" else None)
     count, unread = READ[name]
     assert len(found.facts) == count and set(found.unread) == set(unread)
@@ -217,16 +215,11 @@ def test_files_as_people_have_them_are_read(name: str) -> None:
 
 
 def test_each_of_the_cases_is_tried() -> None:
-    if not CASES.exists():
-        pytest.skip(f"{CASES} is not here")
-    files = {path.name for path in CASES.iterdir()} - {"README.md", "lfs_pointer.json"}
+    files = {path.name for path in CASES.iterdir()} - {"lfs_pointer.json"}
     assert files == set(READ) and "git lfs pull" in message(load_records, CASES / "lfs_pointer.json")
 
 
-def test_what_the_cases_say(tmp_path: Path) -> None:
-    if not CASES.exists():
-        pytest.skip(f"{CASES} is not here")
-
+def test_reported_files_read_to_their_facts(tmp_path: Path) -> None:
     def read(name: str, **more: Any) -> list[Fact]:
         return list(sift_facts(CASES / name, **more).facts)
 

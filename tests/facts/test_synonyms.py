@@ -168,7 +168,7 @@ def test_statements_that_go_on_where_the_prompt_ends_name_the_objects() -> None:
 
 
 @pytest.mark.parametrize("slot", ["{subject}", "[X]", "<subject>", "%s", "{0}", "{}"])
-def test_other_signs_for_the_subject(slot: str) -> None:
+def test_other_signs_for_the_subject_are_slots(slot: str) -> None:
     record = {"sub_label": "Old Mill", "template": f"The {slot} lies in [Y] .", "obj_label": "Oslo"}
     assert parse_record(record) == Fact("Old Mill", "The {} lies in", "Oslo")
 

@@ -95,19 +95,6 @@ def check_here(task: subprocess_check.Task) -> subprocess_check.Checked:
         raise CheckError(f"{error}; nothing was written") from error
 
 
-@pytest.fixture
-def verified_here(monkeypatch: pytest.MonkeyPatch) -> list[subprocess_check.Task]:
-    """Verification in this process; the tasks that were verified."""
-    tasks: list[subprocess_check.Task] = []
-
-    def check(task: subprocess_check.Task) -> subprocess_check.Checked:
-        tasks.append(task)
-        return check_here(task)
-
-    monkeypatch.setattr("ffedit.exporter.exporting.check_fresh", check)
-    return tasks
-
-
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A GPT-2 in several shards; read only."""

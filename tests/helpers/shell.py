@@ -6,8 +6,12 @@ import hashlib
 import os
 import subprocess
 import sys
+import traceback
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryFile
+from typing import Any
 
 import pytest
 import zoo
@@ -61,6 +65,42 @@ def process(*command: str | Path, size: int | None = None) -> Ran:
         words, capture_output=True, text=True, env=environment, preexec_fn=limit if size is not None else None
     )
     return Ran(done.returncode, done.stdout, done.stderr)
+
+
+def fork(work: Callable[[], int], size: int | None = None) -> Ran:
+    """Call `work`, which returns an exit code, in a fork of this process, which imports nothing anew.
+
+    `size` is the largest file that it may write, in bytes.
+    """
+    import resource
+
+    with TemporaryFile("w+") as out, TemporaryFile("w+") as err:
+        pid = os.fork()
+        if pid == 0:
+            code: Any = 70
+            try:
+                sys.stdout, sys.stderr = out, err
+                os.environ["COLUMNS"] = "80"
+                if size is not None:
+                    resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+                code = work()
+            except SystemExit as end:
+                code = end.code or 0
+            except BaseException:
+                traceback.print_exc(file=err)
+            finally:
+                out.flush()
+                err.flush()
+                os._exit(code)
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        for stream in (out, err):
+            stream.seek(0)
+        return Ran(code, out.read(), err.read())
+
+
+def forked(*words: str | Path, size: int | None = None) -> Ran:
+    """Run `ffedit` in a fork of this process."""
+    return fork(lambda: invoke([str(word) for word in words]), size)
 
 
 def save_model(editable: Editable, folder: Path) -> Path:

@@ -114,7 +114,7 @@ def drawn(editable: Editable, how: str) -> list[list[list[int]]]:
 
 @pytest.mark.parametrize("how", ["greedy", "generator", "numbers"])
 @pytest.mark.parametrize("most", [1, 2, 4])
-def test_the_same_is_said(how: str, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_generations_are_the_same_in_smaller_batches(how: str, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     editable, asked = zoo.trained("gpt2", True, torch.float64), []
     expected = drawn(editable, how)
 
@@ -186,7 +186,7 @@ def test_no_memory_for_a_single_text_is_said(
 
 
 @pytest.mark.parametrize("most", [1, 2])
-def test_routes_are_the_same(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_routes_are_the_same_in_smaller_batches(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     editable = zoo.build("qwen3_moe")
     texts = [editable.encode(fact.text, fact.new_object, fact.span) for fact in FOUR]
     expected = routing.routes(editable, texts, [0, 2])
@@ -209,7 +209,7 @@ ASKED = [
 
 @pytest.mark.parametrize("width", [1, 12], ids=["whole texts", "trees"])
 @pytest.mark.parametrize("error", ERRORS)
-def test_scores_are_the_same(width: int, error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scores_are_the_same_in_smaller_batches(width: int, error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     editable, model = zoo.trained("gpt2", True, torch.float64), type(zoo.shared("gpt2").model)
     monkeypatch.setattr(contexts, "WIDTH", width)
     monkeypatch.setattr(contexts, "TIMES", 1)
@@ -231,7 +231,7 @@ def test_scores_are_the_same(width: int, error: Exception, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("most", [1, 3])
-def test_drift_is_the_same(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_drift_is_the_same_in_smaller_batches(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     editable = zoo.trained("gpt2", True, torch.float64)
     edit = write_facts(editable, [FACT], "rome", [1], quick(steps=2), CORPUS)
     expected = GenericText(editable)
@@ -278,7 +278,7 @@ def test_batches_are_as_large_as_free_memory_allows_and_what_torch_keeps_is_free
 
 
 @pytest.mark.parametrize("step", [0, 2])
-def test_values_are_the_same(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_values_are_the_same_in_smaller_batches(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
     editable = zoo.trained("gpt2", True, torch.float64)
     expected, plainly, failed = choose(editable, FOUR), Objective.loss_and_gradient, []
 
@@ -309,7 +309,7 @@ def test_no_memory_for_a_single_value_is_said_and_nothing_is_left_behind(monkeyp
 # Keys ---------------------------------------------------------------------------------------------
 
 
-def test_keys_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keys_are_the_same_in_smaller_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     editable = zoo.trained("gpt2", True, torch.float64)
     prompt_sets = build_prompts(editable, [[FACT]], FULL)
     expected = read_keys(editable, editable.feed_forward[1], prompt_sets)
@@ -356,7 +356,9 @@ def collected(editable: Editable, cache: Path, monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.parametrize("between", [False, True], ids=["behind the last layer", "between two layers"])
 @pytest.mark.parametrize("most", [1, 3])
-def test_statistics_are_the_same(most: int, between: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_statistics_are_the_same_in_smaller_batches(
+    most: int, between: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     editable = zoo.trained("gpt2", True, torch.float64)
     expected = collected(editable, tmp_path / "a", monkeypatch)
     failed: list[int] = []

@@ -82,7 +82,7 @@ def follows(spot: Spot, half: str) -> int | None:
 
 
 @pytest.mark.parametrize(("family", "half"), STACKS)
-def test_one_memory(family: str, half: str, corpus: Corpus) -> None:
+def test_a_memory_of_an_encoder_is_what_a_plain_search_finds(family: str, half: str, corpus: Corpus) -> None:
     stack, all_of_it = halves.stack_of(family, half), plain(family, half)
     largest = torch.stack(list(all_of_it.values())).topk(TOP + 1, 0).values
     # Spots of equal strength may come in either order: a T5 decoder starts with the token that the text then has again.

@@ -130,7 +130,7 @@ def test_a_memory_of_an_expert_is_what_a_plain_search_finds(family: str, corpus:
     assert view.agrees is (text[len(best[0])] == int(p.argmax()))
 
 
-def test_where_an_expert_is_not_asked_its_memory_is_said_to_be_silent(corpus: Corpus) -> None:
+def test_a_memory_of_an_expert_that_no_token_reaches_is_silent(corpus: Corpus) -> None:
     text = shown(memory_view(inspect_memory(zoo.shared("mixtral"), "1.2.7", corpus=corpus)))
     assert "expert 2 of layer 1" in text and "router" in text and "0 at all other tokens" in " ".join(text.split())
     for family, name in (("qwen2_moe", "1.4.7"), ("gpt2", "1.7")):  # all tokens go there

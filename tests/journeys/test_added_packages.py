@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import re
 import subprocess
 import sys
@@ -51,9 +52,9 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run(site: Path, *words: object) -> str:
     """Run a command beside the packages in `site`, and return what it shows."""
-    code = f"import sys; sys.path.insert(0, {str(site)!r}); from ffedit.cli import main; main()"
-    command = [sys.executable, "-c", code, *map(str, words)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    paths = os.pathsep.join(filter(None, (str(site), os.environ.get("PYTHONPATH"))))
+    command = [sys.executable, "-m", "ffedit", *map(str, words)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": paths})
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -47,7 +47,7 @@ def test_what_a_tool_finds_is_shown_and_fails_the_gate(tmp_path: Path, tool: str
     assert not (tmp_path / ".venv").exists()
 
 
-def test_where_there_was_none_none_is_left(tmp_path: Path) -> None:
+def test_the_gate_leaves_no_environment_behind(tmp_path: Path) -> None:
     assert gate(tmp_path, "true").returncode == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == [".ci", "README.md"]
 

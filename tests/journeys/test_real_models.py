@@ -49,7 +49,9 @@ def few_names() -> None:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_the_whole_way(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_real_model_is_edited_exported_and_undone(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     model, dtype = found(name), MODELS[name]
     out, result = tmp_path / "edited", tmp_path / "result.json"
     options = ("--model", model, "--dtype", dtype)

@@ -47,7 +47,7 @@ def logits(editable: Editable) -> torch.Tensor:
     return found
 
 
-def test_the_whole_way(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_smollm2_is_edited_exported_and_undone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     editable = ffedit.load("smollm2")
     assert sum(weight.numel() for weight in editable.model.parameters()) == 134_515_008
     assert editable.name == "smollm2" and editable.source is not None

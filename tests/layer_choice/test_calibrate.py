@@ -132,7 +132,7 @@ def test_the_facts_that_ship_can_be_written_and_measured() -> None:
         (32, 5, [2, 4, 5, 8, 12]),
     ],
 )
-def test_candidates(depth: int, auto: int, layers: list[int]) -> None:
+def test_candidate_layers_for_each_depth(depth: int, auto: int, layers: list[int]) -> None:
     assert candidates(depth, auto) == layers
 
 

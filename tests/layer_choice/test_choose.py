@@ -133,7 +133,7 @@ def test_noise_chooses_no_layer(effects: Any, others: Any, traces: Any) -> None:
     assert (found.layer, found.by) == (1, "usual"), "the one of these that is nearest"
 
 
-def test_among_some_layers(traces: Any) -> None:
+def test_a_trace_over_a_range_chooses_within_it(traces: Any) -> None:
     traces([0.5, 0.2, 0.3])
     found = find_layer(zoo.shared("gpt2"), [ASKED], "1-2", range(1, 3), "ft")
     assert (found.layer, found.by) == (2, "trace")

@@ -32,7 +32,7 @@ def finding(monkeypatch: pytest.MonkeyPatch, kind: torch.device | None, count: i
         (torch.device("mps"), 1, "torch 2.9.9 finds mps:0; give auto, cpu, or one of these"),
     ],
 )
-def test_a_device_that_is_not_there(
+def test_a_missing_device_is_refused_with_what_there_is(
     kind: torch.device | None, count: int, told: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     finding(monkeypatch, kind, count)

@@ -160,7 +160,7 @@ def test_a_model_that_is_spread_over_devices_has_its_weights_converted(file: Pat
     assert fingerprint(spread) == fingerprint(ffedit.load(file))
 
 
-def test_other_precisions_are_unpacked_as_well(file: Path) -> None:
+def test_a_file_is_unpacked_into_another_precision(file: Path) -> None:
     editable = ffedit.load(file, dtype="bfloat16")
     assert editable.model.dtype == torch.bfloat16 and editable.memories[0].saved_dtype == torch.float32
     exact = ffedit.load(file).model.state_dict()
@@ -242,7 +242,7 @@ def test_a_file_that_was_cut_off_is_told_wherever_it_was_cut(file: Path) -> None
     assert "no GGUF file" in refusal(file)
 
 
-def test_lengths_are_not_believed(file: Path) -> None:
+def test_a_header_with_impossible_lengths_is_damaged(file: Path) -> None:
     whole = file.read_bytes()
     for at in (8, 16, 24):  # tensors, entries, the first name
         file.write_bytes(whole[:at] + b"\xff" * 7 + b"\x7f" + whole[at + 8 :])

@@ -8,7 +8,7 @@ import pictures
 import pytest
 import torch
 import zoo
-from making import made, same, verified_here, weights
+from making import made, same, weights
 from safetensors.torch import load_file, save_file
 from transformers import Gemma3ForConditionalGeneration
 
@@ -17,7 +17,6 @@ from ffedit import ModelError
 from ffedit.files.shards import INDEX
 
 pytest.importorskip("peft")
-__all__ = ["verified_here"]
 DOCUMENT = Path(__file__).parents[2] / "docs" / "families.md"
 READ = [kind for kind in pictures.SHAPES if kind != "paligemma"]
 every_class = pytest.mark.parametrize("kind", READ)

@@ -140,7 +140,7 @@ def test_a_trace_of_experts_and_hybrids_equals_the_plain_loop(family: str, kind:
 @pytest.mark.parametrize("fact", FACTS, ids=["middle", "end", "second"])
 @pytest.mark.parametrize("bos", [False, True])
 @pytest.mark.parametrize("kind", ["state", "feed_forward"])
-def test_wherever_the_subject_stands_and_with_or_without_bos(fact: Fact, bos: bool, kind: Any) -> None:
+def test_traces_agree_with_the_reference_for_any_subject_position_and_bos(fact: Fact, bos: bool, kind: Any) -> None:
     editable = zoo.shared("gpt_neo", bos)
     agrees(locate(editable, fact, kind, samples=SAMPLES, seed=SEED, window=1), Reference(editable, fact))
 

@@ -87,7 +87,7 @@ def stepped(weight: Tensor) -> None:
 
 
 @pytest.mark.parametrize("change", [scaled, entry, behind, replace_output, stepped])
-def test_whatever_writes_to_a_weight_it_is_seen(change: Callable[[Tensor], None]) -> None:
+def test_any_way_of_writing_to_a_weight_changes_the_fingerprint(change: Callable[[Tensor], None]) -> None:
     editable = zoo.build("gpt2")
     weight = editable.memories[1].leaf
     before = {below: fingerprint(editable, below) for below in (None, 1, 2)}
@@ -123,7 +123,7 @@ def test_a_write_behind_torch_that_the_sample_misses_is_seen_with_a_new_cache() 
     assert fingerprint(editable) == afresh(editable) != before
 
 
-def test_more_tokens_are_seen() -> None:
+def test_an_added_token_changes_the_fingerprint() -> None:
     editable = zoo.build("gpt2")
     before = fingerprint(editable)
     editable.tokenizer.add_tokens(["<another>"])

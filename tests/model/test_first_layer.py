@@ -80,7 +80,7 @@ def test_gated_families_are_told_apart(family: str) -> None:
 
 
 @pytest.mark.parametrize("family", ["gpt2", "phi3", "gemma2"])
-def test_in_sixteen_bits(family: str) -> None:
+def test_coefficients_from_the_first_layer_in_sixteen_bits(family: str) -> None:
     check_layer(zoo.build(family, dtype=torch.bfloat16), 1, tolerance=2e-2)
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 import zoo
 from accelerate import cpu_offload
-from making import made, on_disk, verified_here, weights  # noqa: F401
+from making import made, on_disk, weights
 from shell import ASKED, disk, save_model, shell
 from writing import CORPUS, FACT, quick
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 import transformers
 import zoo
-from making import made, on_disk, same, verified_here, weights, written_by_hand  # noqa: F401
+from making import made, on_disk, same, weights, written_by_hand
 from shown import shown
 from writing import CORPUS, FACT, quick
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 import transformers
 import zoo
-from making import made, on_disk, verified_here, weights  # noqa: F401
+from making import made, on_disk, weights
 from safetensors.torch import save_file
 from shown import shown
 from torch import Tensor, nn

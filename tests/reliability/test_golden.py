@@ -12,7 +12,6 @@ import pytest
 import torch
 import zoo
 from golden import GOLDEN, LAYER, bits, described, micro, numbers
-from making import verified_here
 from safetensors.torch import load_file
 
 import ffedit
@@ -27,7 +26,6 @@ from ffedit.files.resuming import load_state
 from ffedit.files.tensor_ranges import read_header
 from ffedit.locator import Trace
 
-__all__ = ["verified_here"]
 VERSIONS = sorted(path.name for path in GOLDEN.iterdir())
 pytestmark = pytest.mark.usefixtures("verified_here")
 
@@ -64,7 +62,7 @@ def test_the_formats_of_every_release_are_kept() -> None:
     assert released and set(released) <= set(VERSIONS), "run tests/helpers/golden.py, and commit what it writes"
 
 
-def test_edits(folder: Path, expected: dict[str, Any]) -> None:
+def test_golden_edits_are_read(folder: Path, expected: dict[str, Any]) -> None:
     for name, of_edit in expected["edits"].items():
         edit = Edit.load(folder / "edits" / name)
         same(described(edit), of_edit)
@@ -107,7 +105,7 @@ def test_an_adapter_and_a_delta_give_the_edit(folder: Path, expected: dict[str, 
     assert about["edit"] == edit.fingerprint() and list(about["parameters"]) == [name]
 
 
-def test_key_statistics(folder: Path, expected: dict[str, Any], tmp_path: Path) -> None:
+def test_golden_key_statistics_are_read(folder: Path, expected: dict[str, Any], tmp_path: Path) -> None:
     base = ffedit.undo(ffedit.undo(folder / "checkpoint", tmp_path / "one").folder, tmp_path / "base").folder
     editable = ffedit.load(base)
     (moments,) = ffedit.load_stats(folder / "stats", editable).values()

@@ -13,15 +13,12 @@ from pathlib import Path
 import psutil
 import torch
 import zoo
-from making import verified_here
 from shell import save_model
 from storing import BARE
 from writing import CORPUS, quick
 
 import ffedit
 from ffedit import Edit, Fact
-
-__all__ = ["verified_here"]
 
 
 def held() -> tuple[int, int, int]:
