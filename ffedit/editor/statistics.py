@@ -82,11 +82,11 @@ def collect(
         EditError: the corpus, or the model's keys on it, cannot be used, or a tolerance is asked of several processes.
     """
     if tolerance is not None and group.size > 1:
-        raise EditError("a tolerance stops one pass early, and several processes share this one; leave it out")
+        raise EditError("a tolerance cannot end a pass that several processes share; leave it out")
     corpus = corpus or Corpus()
     ids, words = _text(editable, corpus, progress)
     if (corpus.tokens if ids is None else len(ids)) <= max(1, len(editable.start_tokens)):
-        raise EditError(f"{corpus}: one token is no text to collect key statistics from; some thousands are needed")
+        raise EditError(f"{corpus}: a single token was found; key statistics need some thousands")
     text, beginning = identity(editable, corpus, ids)
     marks, rules = _marks(editable, memories), _rules(editable, corpus)
     whole, partial_text = (
@@ -241,7 +241,7 @@ def moments_for(
         if not moments.keys:
             raise EditError(
                 f"expert {memory.address} of {moments.model}: none of the {moments.count:,} tokens of {moments.source} "
-                "came to it, so what to protect there is not known; collect over more text, or text that does "
+                "reached it, so it has no key statistics; collect them over more text, or over text that reaches it "
                 "(`ffedit stats --tokens`, `--corpus`)"
             )
     return stats
@@ -274,14 +274,14 @@ def differing(
 
 def misfit(moments: KeyMoments, memory: KeyValueMemory | None, editable: Editable) -> EditError:
     """Return the error that says what of a memory differs from what its statistics were collected with."""
-    why = "the weights below that layer, or the tokenizer, are not those that they were collected with (edited since?)"
+    why = "the weights below that layer, or the tokenizer, have changed since they were collected (edited?)"
     if memory is None:
         why = f"{editable.name} has layers 0 to {len(editable.layers) - 1}"
     else:
         dtype = str(memory.dtype).removeprefix("torch.")
         if (moments.address, moments.dtype, len(moments.sum)) != (str(memory.address), dtype, memory.d_ff):
             why = f"layer {memory.address} of {editable.name} has {dtype}, d_ff {memory.d_ff}"
-    return EditError(f"statistics of {moments.of}, but {why}; collect them anew with `ffedit stats`")
+    return EditError(f"these are statistics of {moments.of}, but {why}; collect them anew with `ffedit stats`")
 
 
 def _entry(kind: str, about: str) -> Path:
@@ -350,7 +350,7 @@ def _save(unfinished: Path, fitters: Mapping[Address, KeyMomentsFitter], seconds
 def _resume(unfinished: Path, fitters: Mapping[Address, KeyMomentsFitter]) -> float:
     """Restore what `_save` saved, if anything; return the seconds that it took."""
     try:
-        tensors, values = load_state(unfinished, "not an unfinished pass of ffedit; delete it")
+        tensors, values = load_state(unfinished, "this is not an unfinished pass of ffedit; delete it")
     except EditError:
         if unfinished.exists():
             raise

@@ -108,5 +108,7 @@ def shown(editable: Editable, facts: Sequence[Fact], seed: int = 0, progress: Pr
 def spread_below(layer: int, count: int) -> range:
     """Return the `count` consecutive layers that share an edit, the highest of which is `layer`."""
     if count > layer + 1:
-        raise EditError(f"--spread {count} was asked for, but layer {layer} has only {layer} below it; spread less")
+        raise EditError(
+            f"--spread {count} was asked for, but layer {layer} has only {layer} below it; use a smaller one"
+        )
     return range(layer + 1 - count, layer + 1)

@@ -46,11 +46,11 @@ def checked(name: str, file: Path) -> Any:
     """Return the `gguf.GGUFReader` of a file; refuse a part of a model, an encoder, and what cannot be unpacked."""
     reader = open_gguf(file)
     if not reader.tensors:
-        raise ModelError(f"{file}: holds no weights (a vocabulary alone?); a GGUF file of a model was expected")
+        raise ModelError(f"{file}: holds no weights (only a vocabulary?); a GGUF file of a model was expected")
     if (parts := entry(reader, "split.count", 1)) > len(gguf_parts(file)):
         raise ModelError(
-            f"{name}: one of {parts} parts, which are found by their names (NAME-00001-of-{parts:05}.gguf); rename "
-            "them, or join them (llama-gguf-split --merge)"
+            f"{name}: is one of {parts} parts, and the others are missing; name them NAME-00001-of-{parts:05}.gguf "
+            "and so on, or join them (llama-gguf-split --merge)"
         )
     architecture = _architecture(reader)
     causal = entry(reader, f"{architecture}.attention.causal", True)
@@ -63,7 +63,7 @@ def checked(name: str, file: Path) -> Any:
             gguf.dequantize(torch.zeros(1, gguf.GGML_QUANT_SIZES[kind][1], dtype=torch.uint8).numpy(), kind)
         except NotImplementedError as error:
             raise ModelError(
-                f"{name}: quantised as {kind.name}, which gguf does not unpack; take one in another quantisation"
+                f"{name}: quantised as {kind.name}, which gguf does not unpack; use a file in another quantisation"
             ) from error
     return reader
 
@@ -130,7 +130,7 @@ def _open_part(file: Path) -> Any:
             return parts, at
 
     if is_pointer(file):
-        raise ModelError(f"{file}: a Git LFS pointer, which names the file in its place; fetch the file itself")
+        raise ModelError(f"{file}: a Git LFS pointer, not the file itself; fetch the file")
     with file.open("rb") as opened:
         magic, version = opened.read(4), opened.read(4)
     if magic != b"GGUF":
@@ -293,7 +293,7 @@ def check_declared(name: str, auto: Any, config: Any, held: int, tensors: int, s
     layers = getattr(config.get_text_config(), "num_hidden_layers", 0)
     if isinstance(layers, int) and layers > tensors:
         raise ModelError(f"{name}: its config declares {layers:,} layers, and the {source} holds {tensors:,} tensors")
-    with readable(f"{name}: its config declares no model that can be made"), torch.device("meta"):
+    with readable(f"{name}: no model can be made from its config"), torch.device("meta"):
         model = auto.from_config(config)
     declared = sum(weight.numel() for weight in model.parameters())
     if declared > 2 * held + SLACK:
@@ -320,8 +320,8 @@ def _check_weights(name: str, reader: Any, model: Any) -> None:
     read = sum(weight.numel() for weight in tensors)
     if read < held:
         raise ModelError(
-            f"{name}: transformers makes a model of {read:,} weights of {_architecture(reader)}, and the file holds "
-            f"{held:,}; give the model as a Hugging Face folder"
+            f"{name}: transformers reads only {read:,} of {held:,} weights of {_architecture(reader)} in this file; "
+            "give the model as a Hugging Face folder"
         )
 
 
