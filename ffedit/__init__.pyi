@@ -11,6 +11,7 @@ from .editor.config import (
 )
 from .editor.edit import Edit as Edit
 from .editor.job import Job as Job, Problem as Problem
+from .editor.methods import add_method as add_method
 from .editor.methods.method import Method as Method
 from .editor.statistics_files import load_stats as load_stats, merge_stats as merge_stats, save_stats as save_stats
 from .errors import (

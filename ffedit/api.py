@@ -111,6 +111,9 @@ def edit(
 ) -> Edit:
     """Compute an edit that writes `facts`; nothing in the model changes until it is applied.
 
+    At the subject's token, each fact has a key k [d_ff] and a value v [d_model]; the edit is the smallest change Δ
+    [d_model, d_ff] of the value matrix with (W + Δ) k = v. `Method.source` names each method's paper.
+
     Args:
         editable: the model as it is, with earlier edits where there are some; it is restored afterwards.
         facts: what to write, one or several; those of one subject are solved jointly.

@@ -44,6 +44,20 @@ class Plotted(Displayed):
         return figure
 
 
+class Averaged(Displayed):
+    """Base of averages over facts, which are drawn as lines over the layers."""
+
+    def plot(self, *beside: Averaged) -> Figure:
+        """Draw the averages by layer with their intervals, a line for each role of a token.
+
+        Those of other measurements (`beside`) have panels of their own in the same figure, or, where only the severed
+        modules differ, a line in the same panel. Returned is matplotlib's figure (FFEditError where that is not
+        installed).
+        """
+        figure: Figure = drawing().lines([self, *beside])
+        return figure
+
+
 def data_frame(rows: Iterable[Mapping[str, Any]]) -> DataFrame:
     """Return a pandas data frame of `rows`; FFEditError where pandas is not installed."""
     try:

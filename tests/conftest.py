@@ -20,7 +20,7 @@ LONGEST = (
     "journeys/test_smollm2.py",
     "cli/test_run.py",
     "journeys/test_added_packages.py",
-    "journeys/test_notebook_runs.py",
+    "journeys/test_tutorials.py",
     "journeys/test_atlas.py",
 )
 

@@ -17,6 +17,7 @@ PAGES = [
         ROOT / name
         for name in ("README.md", "CHANGELOG.md", "evaluations/README.md", "evaluations/reliability/README.md")
     ),
+    *sorted((ROOT / "docs" / "tutorials").glob("*.ipynb")),
     *sorted(set((ROOT / "docs").glob("*.md")) - {ROOT / "docs" / "results.md", ROOT / "docs" / "sites.md"}),
 ]
 READ = (

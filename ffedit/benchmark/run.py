@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from ffedit.algebra.key_moments import KeyMoments
 from ffedit.benchmark import folder, settings
@@ -19,6 +19,7 @@ from ffedit.benchmark.tables import markdown
 from ffedit.benchmark.task import LiveScores, Task
 from ffedit.editor.config import EditConfig
 from ffedit.editor.methods import config_from_dict
+from ffedit.editor.names import MethodName
 from ffedit.evaluator import GenericText, reference_weights
 from ffedit.facts.fact import FactLike, as_facts
 from ffedit.files.atomic import finite, write_text
@@ -35,8 +36,8 @@ from ffedit.progress import Progress, silent
 def bench(
     editable: Editable,
     facts: FactLike | Iterable[FactLike],
-    methods: str | Iterable[str],
-    mode: str,
+    methods: MethodName | str | Iterable[MethodName | str],
+    mode: Literal["single", "sequential"] | str,
     out: str | Path,
     *,
     layers: int | Iterable[int] | None = None,

@@ -66,10 +66,13 @@ class Destinations:
         return ", ".join(str(path) for path in paths if path not in (None, "-"))
 
     def saved(self, done: bool) -> list[str]:
-        """List the folders that were written, with the command that undoes an export; or say that none was."""
+        """List the folders that were written, with the command that undoes an export; or say that none was.
+
+        Nothing is said here where no folder was named: then `next_step` does.
+        """
         folders = [path for path in (self.out, self.export_to) if path is not None]
         if not folders or not done:
-            return ["not saved"]
+            return ["not saved"] if folders else []
         parts = ["saved " + " and ".join(f"{path}{'' if path.suffix == '.gguf' else '/'}" for path in folders)]
         if self.export_to is not None and not self.is_gguf:
             parts.append(f"undo: {join(['ffedit', 'undo', str(self.export_to), '--out', 'as-before'])}")
@@ -83,4 +86,4 @@ class Destinations:
         if self.out is not None:
             export = ["ffedit", "export", str(self.out), "--out", "DIR"]
             return Commands([join([*ask, "--edit", str(self.out)]), join(export)])
-        return Text("Nothing was saved: keep the edit with --out DIR, or the edited model with --export DIR.")
+        return Text("Not saved: --out DIR keeps the edit, --export DIR the edited model.")

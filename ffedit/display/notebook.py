@@ -6,7 +6,7 @@ Colours are readable on a light and on a dark page; text without a colour has th
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -15,12 +15,12 @@ from rich.text import Text
 
 from ffedit.benchmark import BenchReport
 from ffedit.benchmark.tables import headline
-from ffedit.display.figures.plots import heat_maps
+from ffedit.display.figures.plots import average_lines, heat_maps
 from ffedit.display.figures.saving import check_matplotlib, style
 from ffedit.display.terminal.console import PlainConsole
 from ffedit.display.terminal.diff import diff_view
 from ffedit.display.terminal.explanation import explanation_view
-from ffedit.display.terminal.heat_map import heat_map
+from ffedit.display.terminal.heat_map import averages_table, heat_map
 from ffedit.display.terminal.layer_choice import layer_choice, trial_edits
 from ffedit.display.terminal.memories import edited_view, memory_view, prompt_view
 from ffedit.display.terminal.messages import shipped
@@ -38,6 +38,7 @@ from ffedit.inspector import EditView, MemoryView, PromptView
 from ffedit.layer_choice.calibrate import LayerChoice
 from ffedit.layer_choice.site_map import SiteMap
 from ffedit.locator import Trace, TraceSet
+from ffedit.locator.result import Aggregate
 from ffedit.model.editable import Editable, Stack
 
 WIDTH = 100
@@ -64,6 +65,15 @@ def html(result: object) -> str:
 
 def figure(trace: Trace | TraceSet, layer: int | None = None) -> Any:
     """Draw a trace as a figure that a notebook shows; FFEditError where matplotlib is not installed."""
+    return _figure(lambda: heat_maps([trace], layer))
+
+
+def lines(averages: Sequence[Aggregate]) -> Any:
+    """Draw averages as a figure that a notebook shows; FFEditError where matplotlib is not installed."""
+    return _figure(lambda: average_lines(averages))
+
+
+def _figure(draw: Callable[[], Any]) -> Any:
     check_matplotlib()
 
     def png() -> bytes:
@@ -73,7 +83,7 @@ def figure(trace: Trace | TraceSet, layer: int | None = None) -> Any:
         return stream.getvalue()
 
     with style():
-        drawn = heat_maps([trace], layer)
+        drawn = draw()
     drawn._repr_png_ = png  # otherwise only figures of pyplot are shown, and these twice
     return drawn
 
@@ -99,6 +109,7 @@ def _report(report: Report) -> RenderableType:
 
 
 VIEWS: Mapping[type, Callable[[Any], RenderableType]] = {
+    Aggregate: averages_table,
     BenchReport: lambda report: headline_table(headline(report)),
     LayerChoice: trial_edits,
     Diff: diff_view,

@@ -50,7 +50,7 @@ def combine(
     config: EditConfig | None = None,
     progress: Progress = silent,
 ) -> Edit:
-    """Compute one edit that stores the facts of all `edits`.
+    """Compute one edit that stores the facts of all `edits`: their keys and values are solved for jointly.
 
     Args:
         editable: the model that each of them was computed on; restored afterwards.

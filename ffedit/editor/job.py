@@ -26,18 +26,31 @@ from ffedit.progress import Progress, silent
 
 @dataclass(frozen=True, eq=False)
 class Job:
-    """Specification of one edit to compute."""
+    """Specification of one edit to compute, which `Method.compute` is given.
 
-    editable: Editable  # the model; a method leaves it unchanged, whether it returns or fails
-    facts: Sequence[Fact]  # what to write
-    ff_layers: Sequence[FeedForward]  # the memories of each layer to write to, in ascending order
-    config: EditConfig  # all numbers
-    stats: Mapping[Address, KeyMoments]  # second moments of the keys of these layers, for methods that use them
-    preserve: Sequence[Edit] = ()  # earlier edits, applied to the model, whose keys are to keep their outputs
-    progress: Progress = silent  # called with the progress
-    process_group: ProcessGroup = ALONE  # processes that share the work, all of which compute the same edit
-    names: Mapping[int, NameMoment] = field(default_factory=dict)  # of the same layers, where names count
-    protected: Protected | None = None  # names and texts whose keys are to keep their outputs
+    Attributes:
+        editable: the model; a method leaves it unchanged, whether it returns or fails.
+        facts: the facts to write.
+        ff_layers: the feed-forward layers to write to, in ascending order, each with its memories.
+        config: all numbers; the method's own are `config.of(name, kind)`.
+        stats: second moments of the keys of these layers, for methods that use them.
+        preserve: earlier edits, applied to the model, whose keys are to keep their outputs.
+        progress: called with the progress.
+        process_group: processes that share the work, all of which compute the same edit.
+        names: second moment of the keys of other names by layer, where names count.
+        protected: names and texts whose keys are to keep their outputs.
+    """
+
+    editable: Editable
+    facts: Sequence[Fact]
+    ff_layers: Sequence[FeedForward]
+    config: EditConfig
+    stats: Mapping[Address, KeyMoments]
+    preserve: Sequence[Edit] = ()
+    progress: Progress = silent
+    process_group: ProcessGroup = ALONE
+    names: Mapping[int, NameMoment] = field(default_factory=dict)
+    protected: Protected | None = None
 
     @property
     def memories(self) -> list[KeyValueMemory]:
@@ -52,25 +65,38 @@ class Job:
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """Equations that one layer is to satisfy."""
+    """Equations (W + Δ) K = V of one layer, which `Method.solve` is given; all tensors are float64.
 
-    W: Tensor  # value matrix, of all memories joined, [d_model, Σ d_ff], float64
-    K: Tensor  # keys, [Σ d_ff, n]
-    V: Tensor  # target values of the keys, [d_model, n]
-    moments: Sequence[KeyMoments]  # second moment of the keys of other text, of each memory
-    spread: Tensor  # rows A, [n, Σ d_ff]: AᵀA is the weighted spread of the facts' keys (`updates.context_spread`)
-    kept: Tensor  # keys of earlier edits, and those that are protected, [Σ d_ff, p]
-    config: EditConfig  # all numbers; the method's own are `config.of(name, kind)`
-    names: NameMoment | None = None  # weighted second moment of the keys of other names
+    Of a mixture of experts, d_ff is the sum over the experts that are written.
+
+    Attributes:
+        W: value matrix, [d_model, d_ff].
+        K: keys of the facts' subjects, [d_ff, n].
+        V: target values of the keys, [d_model, n].
+        moments: second moment of the keys of ordinary text, of each memory.
+        spread: rows A, [n, d_ff]; AᵀA is the weighted spread of the facts' keys (`updates.context_spread`).
+        kept: keys of earlier edits, and those that are protected, whose values should stay, [d_ff, p].
+        config: all numbers; the method's own are `config.of(name, kind)`.
+        names: weighted second moment of the keys of other names, where they count.
+    """
+
+    W: Tensor
+    K: Tensor
+    V: Tensor
+    moments: Sequence[KeyMoments]
+    spread: Tensor
+    kept: Tensor
+    config: EditConfig
+    names: NameMoment | None = None
 
     @cached_property
     def own(self) -> Moment:
-        """Weighted second moment of the spread of the facts' keys over their contexts, [Σ d_ff, Σ d_ff]."""
+        """Weighted second moment of the spread of the facts' keys over their contexts, [d_ff, d_ff]."""
         return moment(self.spread, [len(moments.sum) for moments in self.moments])
 
     @cached_property
     def C(self) -> Moment:
-        """Second moment of the keys of other text and names, with the facts' own spread, [Σ d_ff, Σ d_ff]."""
+        """Second moment of the keys of other text and names, with the facts' own spread, [d_ff, d_ff]."""
         return as_matrix(self.moments, self.spread, self.names)
 
     @property
@@ -80,7 +106,7 @@ class Problem:
 
     @cached_property
     def metric(self) -> Metric:
-        """C as `updates` takes it: as a matrix, or, where keys are long, as a factor that is kept and a few rows."""
+        """C as `algebra.updates` takes it: a matrix, or, where keys are long, a factor that is kept and a few rows."""
         return (
             factored(self.moments, self.spread, self.names)
             if is_long(self.moments, self.spread, self.names)

@@ -18,7 +18,11 @@ from ffedit.model.memory import Address
 
 
 def save_stats(stats: Mapping[Address, KeyMoments], folder: str | Path, *, force: bool = False) -> Path:
-    """Write statistics as a folder, whole or not at all; EditError where it exists (without `force`) or cannot be."""
+    """Write statistics as a folder, whole or not at all, and return its path.
+
+    Raises:
+        EditError: the folder exists and `force` is False, or it cannot be written.
+    """
     with written(Path(folder), force) as made:
         for address, moments in stats.items():
             moments.save(made / file_name(address))

@@ -42,13 +42,21 @@ FFEDIT = "ffedit"
 
 @dataclass(frozen=True)
 class Responses:
-    """All outputs of a model on the prompts of some facts."""
+    """All outputs of a model on the prompts of some facts.
 
-    answers: Mapping[Encoded, Answer]  # log-probabilities and argmax of the prompts' objects
-    generations: Generations  # greedy continuations
-    divergences: Mapping[Context, float]  # KL from the unedited model after neighbors, nats
-    sampled: Mapping[tuple[Encoded, ...], Sequence[str]]  # sampled texts about a fact, by its `Questions.generation`
-    weights: Mapping[str, float]  # weights of the terms of reference texts (`formulas.term_weights`)
+    Attributes:
+        answers: by prompt and object, the object's log-probabilities, nats a token, and the likeliest tokens.
+        generations: greedy continuations.
+        divergences: by neighbor's prompt, KL divergence of the next token from the unedited model, nats.
+        sampled: sampled texts about a fact, by its `Questions.generation`.
+        weights: weights of the terms of reference texts (`formulas.term_weights`).
+    """
+
+    answers: Mapping[Encoded, Answer]
+    generations: Generations
+    divergences: Mapping[Context, float]
+    sampled: Mapping[tuple[Encoded, ...], Sequence[str]]
+    weights: Mapping[str, float]
 
     def argmax(self, text: Encoded) -> tuple[int, ...]:
         """Return the likeliest token at each token of the object of `text`, after the true tokens before it."""

@@ -62,7 +62,23 @@ KINDS = {
 
 @dataclass(frozen=True)
 class Questions:
-    """One fact's prompts, by kind; those in `generation` have no answers, `left_out` counts the ones left out."""
+    """One fact's prompts, tokenised with their objects, by kind.
+
+    Attributes:
+        fact: the fact.
+        own: the edited prompt, with the new and with the old object.
+        paraphrases: other wordings.
+        neighbors: prompts about other subjects; their true object is to stay.
+        same_subject: prompts about other facts of the subject.
+        with_edit: neighbors behind the edit's sentence.
+        portability: prompts whose answer follows from the edit.
+        locality: unrelated questions.
+        keep: prompts that the edit was told to keep.
+        also: further wordings that the edit was made on.
+        cross_lingual: the fact asked in other languages.
+        generation: prompts for free text about the subject, without answers.
+        left_out: how many prompts were left out, by score and reason.
+    """
 
     fact: Fact
     own: Pair

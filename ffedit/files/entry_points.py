@@ -36,6 +36,7 @@ class Registry(Mapping[str, T]):
 
     def __init__(self, group: str, own: Iterable[T], read: Callable[[str, str, Any], T]) -> None:
         self._group, self._own, self._read = group, {item.name: item for item in own}, read
+        self._here: dict[str, T] = {}
 
     @cached_property
     def _loaded(self) -> tuple[dict[str, T], dict[str, str]]:
@@ -56,15 +57,25 @@ class Registry(Mapping[str, T]):
         """Why an entry point added nothing, by "name (package)"."""
         return self._loaded[1]
 
+    def add(self, item: T) -> None:
+        """Add an object for as long as this process lives, in place of one that was added under the same name.
+
+        Raises:
+            FFEditError: ffedit, or an installed package, has an object of this name.
+        """
+        if (known := self._loaded[0].get(item.name)) is not None:
+            raise FFEditError(f"there is {item.name!r} already, of {known.package}; choose another name")
+        self._here[item.name] = item
+
     def reload(self) -> None:
         """Load the entry points again when a name is next asked for."""
         self.__dict__.pop("_loaded", None)
 
     def __getitem__(self, name: str) -> T:
-        return self._loaded[0][name]
+        return self._here[name] if name in self._here else self._loaded[0][name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._loaded[0])
+        return iter((*self._loaded[0], *self._here))
 
     def __len__(self) -> int:
-        return len(self._loaded[0])
+        return len(self._loaded[0]) + len(self._here)

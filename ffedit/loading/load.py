@@ -13,7 +13,7 @@ from math import prod
 from pathlib import Path
 from textwrap import shorten
 from types import SimpleNamespace
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import huggingface_hub
 import torch
@@ -48,8 +48,9 @@ from ffedit.model.storage import device_of
 from ffedit.model.tokenization import turn
 from ffedit.progress import Progress, silent
 
-DeviceMap: TypeAlias = "str | Mapping[str, int | str | torch.device]"
-DEVICE_MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
+Spread: TypeAlias = Literal["auto", "balanced", "balanced_low_0", "sequential"]
+DEVICE_MAPS: tuple[Spread, ...] = get_args(Spread)
+DeviceMap: TypeAlias = "Spread | Mapping[str, int | str | torch.device]"
 Source: TypeAlias = "str | Path | tuple[PreTrainedModel, PreTrainedTokenizerBase]"
 # Files that a repository may hold besides the weights that are read.
 OTHER_WEIGHTS = ("*.bin", "*.h5", "*.msgpack", "*.onnx", "*.onnx_data", "*.gguf", "original/*", "onnx/*")

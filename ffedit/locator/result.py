@@ -22,7 +22,7 @@ from ffedit.errors import FactError
 from ffedit.facts.fact_token import FactToken, index_of
 from ffedit.facts.text import counted, number
 from ffedit.files.atomic import write_file
-from ffedit.notebook import Plotted, data_frame
+from ffedit.notebook import Averaged, Plotted, data_frame
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -233,6 +233,10 @@ class TraceSet(Plotted):
         """Layers restored together."""
         return self.traces[0].window
 
+    def aggregate(self, resamples: int = 1000, level: float = 0.95, seed: int = 0) -> Aggregate:
+        """Average by the role of a token, with intervals over facts: see `aggregate`."""
+        return aggregate(self, resamples, level, seed)
+
     @property
     def layer(self) -> int:
         """Return the layer of the largest effect at the subject's last token: see `best_layer`."""
@@ -328,7 +332,7 @@ def strongest(effects: LayerEffects, layers: range) -> int:
 
 
 @dataclass(frozen=True, eq=False)
-class Aggregate:
+class Aggregate(Averaged):
     """Average effects over the facts that the model knows."""
 
     roles: tuple[str, ...]  # names of the rows, those of `ROLES` that occur
@@ -349,6 +353,15 @@ class Aggregate:
     metric: Metric  # what was measured
     corruption: str  # corruption of the subject, in words
 
+    def __repr__(self) -> str:
+        lines = [
+            f"Aggregate of {counted(self.facts, 'fact')}: {self.kind}, average total effect {_with_ends(self.total)}"
+        ]
+        for i, (role, layer) in enumerate(zip(self.roles, self.effects.argmax(1), strict=True)):
+            most = Interval(*(float(ends[i, layer]) for ends in (self.effects, self.low, self.high)))
+            lines.append(f"{role}: most at layer {layer}, {_with_ends(most)}")
+        return "\n  ".join(lines)
+
     def to_dict(self) -> dict[str, Any]:
         """Return plain lists and numbers; `effects`, `low` and `high` have the axes (role, layer)."""
         return {name: v.tolist() if isinstance(v, np.ndarray) else v for name, v in asdict(self).items()}
@@ -357,6 +370,10 @@ class Aggregate:
         """Write the numbers as `.npz`; the array `axes` names the axes of `effects`, `low` and `high`."""
         values = {**self.to_dict(), "total": [self.total.mean, self.total.low, self.total.high]}
         save_arrays(Path(path), ("role", "layer"), values)
+
+
+def _with_ends(interval: Interval) -> str:
+    return f"{number(interval.mean)} {interval.ends(number)}".rstrip()
 
 
 def by_role(trace: Trace) -> Effects:

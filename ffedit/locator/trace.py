@@ -65,6 +65,8 @@ def locate(
 ) -> Trace:
     """Trace the layers and tokens at which a model recalls one fact; the options are those of `locate_all`.
 
+    Source: causal tracing, Meng et al. 2022, arXiv 2202.05262, section 2.1.
+
     Raises:
         FactError, ModelError: as `locate_all`.
     """
@@ -103,7 +105,7 @@ def locate_all(
     resume: bool = False,
     progress: Progress = silent,
 ) -> TraceSet:
-    """Trace the layers and tokens at which a model recalls several facts.
+    """Trace the layers and tokens at which a model recalls several facts (causal tracing, ROME, section 2.1).
 
     The traced answer is the fact's `previous` object when given, else the first word that the model generates; never
     the target. If it generates no word (the end of the text or turn, a blank), the word whose beginning is likeliest is

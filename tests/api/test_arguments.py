@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import pytest
+import torch
 import zoo
 from making import FACT, SECOND, made
 from writing import quick
@@ -44,6 +45,18 @@ def test_one_layer_and_one_edit_need_no_list(editable: Editable, edit: Edit) -> 
     with edit.applied(editable):
         later = ffedit.edit(editable, SECOND, "rome", layers=1, config=quick(), stats=CORPUS, preserve=edit)
     assert later.provenance["after"] == [edit.fingerprint()]
+
+
+def test_torchs_own_device_and_dtype_are_taken_as_their_names_are() -> None:
+    named, own = (
+        ffedit.load("atlas", device=device, dtype=dtype)
+        for device, dtype in (("cpu", "bfloat16"), (torch.device("cpu"), torch.bfloat16))
+    )
+    assert own.model.dtype == named.model.dtype == torch.bfloat16 and own.device == named.device
+    with pytest.raises(ModelError, match="dtype 'int8' is not known; give auto, float32"):
+        ffedit.load("atlas", dtype=torch.int8)
+    with pytest.raises(ModelError, match="device 'meta' holds no weights"):
+        ffedit.load_stacks("atlas", device=torch.device("meta"))
 
 
 Call: TypeAlias = Callable[[Any, Any], object]

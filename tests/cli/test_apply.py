@@ -35,7 +35,7 @@ def test_apply_shows_the_whole_argument(thorough_apply: Command, here: Path) -> 
     done = thorough_apply("fact.json", "--layer", "1")
     assert (done.code, done.err) == (0, "")
     result = ["the Eiffel tower is located in   Paris → Rome   took", "\nsays it in ", "\nlayer 1 of ", "efficacy"]
-    result.append("Nothing was saved: keep the edit with --out DIR")
+    result.append("Not saved: --out DIR keeps the edit, --export DIR the edited model.")
     places = [done.out.find(words) for words in result]
     assert places[0] == 0 and places == sorted(places)
     assert "Causal trace" not in done.out and disk(here) == before

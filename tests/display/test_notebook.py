@@ -38,6 +38,7 @@ def results(editable: ffedit.Editable, fact: ffedit.Fact) -> dict[str, Any]:
         "fact": fact,
         "trace": traces.traces[0],
         "traces": traces,
+        "averages": traces.aggregate(),
         "edit": edit,
         "report": ffedit.evaluate(editable, fact, edit),
         "explanation": ffedit.explain(editable, fact, edit),
@@ -87,6 +88,8 @@ def test_a_trace_is_drawn_as_a_figure_that_shows_itself(results: dict[str, Any],
     figure.savefig(tmp_path / "trace.svg")
     assert (tmp_path / "trace.svg").read_text().startswith("<?xml")
     assert results["traces"].plot()._repr_png_().startswith(b"\x89PNG")
+    lines = results["averages"].plot(results["averages"])
+    assert len(lines.axes) == 2 and lines._repr_png_().startswith(b"\x89PNG")
 
 
 def test_frames_hold_the_numbers(results: dict[str, Any]) -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+import ffedit
 from ffedit.editor import methods
 from ffedit.editor.names import OWN, method_names
-from ffedit.errors import EditError
+from ffedit.errors import EditError, FFEditError
 
 MODULE = """
 from ffedit.algebra.updates import equality
@@ -53,6 +55,19 @@ def test_a_method_of_another_package_is_one_of_the_methods(site: Path) -> None:
     assert "called 'twice', its method 'memit'; the same name was expected" in broken["twice (plain-editing)"]
     with pytest.raises(EditError, match=r"'lost' is not known; there is .*identity; lost \(plain-editing\) could not"):
         methods.check_method("lost")
+
+
+def test_a_method_can_be_added_to_this_process_and_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(methods.METHODS, "_here", {})
+    mine = replace(methods.METHODS["emmet"], name="mine")
+    for solves in ("one", "another"):
+        ffedit.add_method(replace(mine, solves=solves))
+        assert list(methods.METHODS)[-1] == "mine" and len(methods.METHODS) == len(list(methods.METHODS))
+        assert (methods.check_method("mine").solves, methods.check_method("mine").package) == (solves, "this process")
+    with pytest.raises(FFEditError, match="there is 'emmet' already, of ffedit; choose another name"):
+        ffedit.add_method(methods.METHODS["emmet"])
+    with pytest.raises(EditError, match=r"an ffedit\.Method was expected"):
+        ffedit.add_method("mine")  # type: ignore[arg-type]
 
 
 def test_the_names_known_before_torch_are_those_of_the_methods() -> None:

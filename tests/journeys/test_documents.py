@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import re
 import shlex
 from pathlib import Path
@@ -17,15 +18,24 @@ from ffedit.errors import FFEditError
 ROOT = Path(__file__).parents[2]
 # The packages of these pages are installed and their commands run in `test_added_packages`.
 ADDED = ("add-a-method.md", "add-a-metric.md")
-PAGES = [path for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))) if path.name not in ADDED]
+PAGES = [
+    *(path for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))) if path.name not in ADDED),
+    *sorted((ROOT / "docs" / "tutorials").glob("*.ipynb")),  # whose cells `test_tutorials` runs
+]
 # A block of commands that take minutes, or what a test has not, is marked as `<!-- parsed only: REASON -->`.
 BLOCK = re.compile(r"(?:<!-- parsed only: ([^>]+) -->\n)?```bash\n(.*?)```", re.DOTALL)
+
+
+def text_of(page: Path) -> str:
+    """The text of a page; of a notebook, that of its cells."""
+    text = page.read_text(encoding="utf-8")
+    return "\n".join("".join(cell["source"]) for cell in json.loads(text)["cells"]) if page.suffix == ".ipynb" else text
 
 
 def commands(page: Path, to_run: bool = False) -> list[list[str]]:
     """The words of each command of ffedit in a page, without the redirected input; or only of those to run."""
     lines = []
-    for reason, block in BLOCK.findall(page.read_text(encoding="utf-8")):
+    for reason, block in BLOCK.findall(text_of(page)):
         if not (to_run and reason):
             lines += [shlex.split(line, comments=True) for line in block.replace("\\\n", " ").splitlines()]
     ours = [words[1 : words.index("<") if "<" in words else None] for words in lines if words[:1] == ["ffedit"]]

@@ -10,6 +10,7 @@ from time import perf_counter
 from typing import Any
 
 import gradio as gr
+import matplotlib
 import rich_click as click
 
 import ffedit
@@ -106,6 +107,7 @@ def fact_of(subject: str, prompt: str, target: str, previous: str, paraphrases: 
 
 def page(session: Session) -> Any:
     """Build the page."""
+    matplotlib.rcParams["savefig.bbox"] = "tight"  # gradio saves a figure as it is, and headlines stand above the axes
 
     def call_safely(call: Callable[..., Any], *values: Any) -> Any:
         """Call, and show a mistake of the user as one line on the page."""

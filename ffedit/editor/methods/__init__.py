@@ -34,6 +34,19 @@ def _added(point: str, package: str, loaded: object) -> Method:
 METHODS = Registry(GROUP, (ROME, EMMET, MEMIT, ALPHAEDIT, FT, FT_L), _added)
 
 
+def add_method(method: Method) -> None:
+    """Make a method known by its name in this process, as an entry point `ffedit.methods` does in every process.
+
+    Adding a method again under the same name replaces it, so that a cell of a notebook can be run twice.
+
+    Raises:
+        EditError: it is not a `Method`.
+        FFEditError: ffedit, or an installed package, has a method of this name.
+    """
+    EditError.require(method, Method, "an ffedit.Method was expected")
+    METHODS.add(replace(method, package="this process"))
+
+
 def check_method(name: str) -> Method:
     """Return the method of this name; EditError if there is none."""
     if name not in METHODS:
