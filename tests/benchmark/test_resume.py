@@ -332,6 +332,8 @@ def test_two_processes_find_what_one_finds(tmp_path: Path, monkeypatch: pytest.M
         if mode == "sequential:3":  # two subjects, then two, for each of two methods
             assert by_first == by_second == [1, 1] * 2, "each chooses its share of the values of each step"
         assert [path.name for path in (tmp_path / mode).glob("results*")] == ["results.jsonl"]
+        (machine,) = json.loads((tmp_path / mode / "report.json").read_text())["run"]["hardware"]
+        assert machine["processes"] == 2
         kept = {(x["method"], x["when"], x["fact"]) for x in lines(tmp_path / mode)}
         assert kept == {(x["method"], x["when"], x["fact"]) for x in lines(tmp_path / "alone" / mode)}
     for folder in (tmp_path / "alone" / "sequential:3" / "edits" / "alphaedit").glob("0*"):

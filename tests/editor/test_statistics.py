@@ -22,6 +22,7 @@ from ffedit.cli.stats import stats as stats_command
 from ffedit.editor import statistics
 from ffedit.editor.statistics import collect
 from ffedit.files import cache
+from ffedit.loading.distributed import ProcessGroup
 from ffedit.loading.verify import find_and_verify
 from ffedit.model.editable import Editable
 from ffedit.model.memory import Address
@@ -338,3 +339,9 @@ def test_tokens_weigh_by_default_as_the_corpus_says_and_the_module_does(text: Pa
     assert option.default == "tokens"
     described = " ".join(str(statistics.__doc__).split())
     assert "By default (`Corpus.weighting`) the expectation is the mean over running text" in described
+
+
+def test_a_tolerance_is_refused_in_several_processes() -> None:
+    editable = zoo.shared("gpt2")
+    with pytest.raises(EditError, match="a tolerance stops one pass early"):
+        collect(editable, [editable.memories[1]], Corpus(tokens=64), tolerance=0.1, group=ProcessGroup(0, 2))
