@@ -257,7 +257,7 @@ def test_the_bench_command_runs_resumes_and_refuses(
     for wrong, told in (
         (["--methods", "rmoe"], "method 'rmoe'"),
         (["--mode", "batch"], "mode 'batch'"),
-        (["--set", "value.stepps=3"], "there is no such number"),
+        (["--set", "value.stepps=3"], "value.stepps is not a setting"),
         (["--set", "value.steps=2.5"], "expected int"),
         (["--set", "value.steps=x"], "expected int"),
         (["--layers", "0-1"], "auto or one"),

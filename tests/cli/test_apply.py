@@ -96,7 +96,7 @@ def test_a_preset_is_that_of_the_method_and_none_is_made_up(
     assert asked == [("paper", "rome")]
     before = disk(here)
     done = thorough_apply("bare.json", "--preset", "paper", "--method", "ft")
-    assert done.code == 1 and "no preset 'paper' for ft; there is default" in done.err and disk(here) == before
+    assert done.code == 1 and "ft has no preset 'paper'; it has default" in done.err and disk(here) == before
 
 
 def test_facts_come_from_a_file_from_standard_input_or_from_options(

@@ -67,7 +67,7 @@ def test_exports_are_those_of_the_list(capsys: pytest.CaptureFixture[str], empty
         ("layers: 0\nspread: x\n", ":2: Invalid value for '--spread': 'x'"),
         ("seed: [1]\n", ":1: seed is [1]; one value was expected"),
         ("force: 3\n", ":1: force is 3; true or false was expected"),
-        ("set:\n  value.steps: 20\n  value.stepz: 20\n", ":3: value.stepz: there is no such number"),
+        ("set:\n  value.steps: 20\n  value.stepz: 20\n", ":3: value.stepz is not a setting"),
         ("set: {value.steps: many}\n", ":1: value.steps: 'many' is of type str, expected int"),
         ("export:\n- out: a\n- format: adapter\n  fold: a\n", ":4: fold is not known; known are "),
         ("seed: 1\nseed: 2\n", ":2: seed stands there twice, first in line 1"),

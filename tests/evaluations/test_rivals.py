@@ -172,7 +172,7 @@ def test_every_variant_names_numbers_that_are_there_and_changes_something() -> N
         for name, variant in ablation.VARIANTS.items()
     }
     assert len(set(configs.values())) == len(configs)
-    with pytest.raises(FFEditError, match="gone: there is no such number"):
+    with pytest.raises(FFEditError, match="gone is not a setting"):
         ablation.config_of({"gone": 1})
 
 
