@@ -181,20 +181,20 @@ def evaluate(
         if editable.chat != edited.chat:
             raise EditError("one of the two models is asked in its chat template and the other is not; load both alike")
     facts = as_facts(facts)
+    measured = edit is not None or edited is not None
+    generic = None
+    if measured or text is not None:
+        generic = process_group.in_all(lambda: GenericText(editable, text))
+    rows = generic.rows if generic is not None and text is not None else None
     agree(
         process_group,
         editable,
         lambda: {
             "facts": [fact.to_dict() for fact in facts],
             "options": (edit and edit.fingerprint(), edited and fingerprint(edited), full),
+            "text": rows,
         },
     )
-    measured = edit is not None or edited is not None
-    generic = None
-    if measured or text is not None:
-        generic = process_group.in_all(lambda: GenericText(editable, text))
-        rows = generic.rows if text is not None else None
-        agree(process_group, editable, lambda: {"text": rows})
     own = process_group.share(range(len(facts)))
     evaluation = process_group.in_all(
         lambda: Evaluation(editable, facts, progress, full, own) if own or not facts else None

@@ -10,8 +10,6 @@ values are not in the weights, so such an edit can be added but not solved again
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -71,7 +69,6 @@ class Diff(Displayed):
         added: tensors in the second only.
         reshaped: tensors with different shapes, with both shapes.
         retyped: tensors with different dtypes that are equal in the coarser one, with both dtypes.
-        files: other files that differ, and how.
         same: number of equal tensors.
     """
 
@@ -82,7 +79,6 @@ class Diff(Displayed):
     added: tuple[str, ...]
     reshaped: tuple[str, ...]
     retyped: tuple[str, ...]
-    files: tuple[str, ...]
     same: int
 
     def __repr__(self) -> str:
@@ -90,7 +86,7 @@ class Diff(Displayed):
 
     @property
     def identical(self) -> bool:
-        """True if all weights are the same, whatever the other files."""
+        """True if all weights are the same."""
         return not (self.changes or self.missing or self.added or self.reshaped or self.retyped)
 
     def to_dict(self) -> dict[str, Any]:
@@ -113,8 +109,7 @@ def diff(base: str | Path, edited: str | Path, *, rank: int | None = None, progr
     """
     for checkpoint in (base, edited):
         ModelError.require(checkpoint, (str, Path), "a checkpoint's name or folder was expected")
-    folders = _folder(base, progress), _folder(edited, progress)
-    ours, theirs = (contents(folder) for folder in folders)
+    ours, theirs = (contents(_folder(checkpoint, progress)) for checkpoint in (base, edited))
     changes: list[Change] = []
     reshaped, retyped, same = [], [], 0
     shared = sorted(ours.keys() & theirs.keys())
@@ -140,7 +135,6 @@ def diff(base: str | Path, edited: str | Path, *, rank: int | None = None, progr
         tuple(sorted(theirs.keys() - ours.keys())),
         tuple(reshaped),
         tuple(retyped),
-        tuple(_files(*folders)),
         same,
     )
 
@@ -194,35 +188,6 @@ def _read(stored: Stored, name: str) -> Tensor:
     except SafetensorError as error:
         raise ModelError(f"{stored.file}: {name} cannot be read ({error}); fetch the checkpoint anew") from error
     return tensor
-
-
-def _files(base: Path, edited: Path) -> Iterator[str]:
-    """Yield the files beside the weights that differ, by name; for JSON, with the entries that differ."""
-    ours, theirs = (
-        {path.name: path for path in folder.iterdir() if ".safetensors" not in path.suffixes}
-        for folder in (base, edited)
-    )
-    for name in sorted(ours.keys() | theirs.keys()):
-        if name not in theirs:
-            yield f"{name} is missing"
-        elif name not in ours:
-            yield f"{name} is new"
-        elif ours[name].is_file() and theirs[name].is_file():
-            a, b = ours[name].read_bytes(), theirs[name].read_bytes()
-            if a != b:
-                yield f"{name} differs{_entries(a, b)}"
-
-
-def _entries(a: bytes, b: bytes) -> str:
-    """Name the top-level entries in which two JSON objects differ; an empty string if they are not JSON objects."""
-    try:
-        ours, theirs = json.loads(a), json.loads(b)
-    except (ValueError, RecursionError):
-        return ""
-    if not (isinstance(ours, dict) and isinstance(theirs, dict)):
-        return ""
-    names = sorted(name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name))
-    return f" in {', '.join(names)}" if names else " in its layout only"
 
 
 # As an edit ---------------------------------------------------------------------------------------

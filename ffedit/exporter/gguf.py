@@ -35,7 +35,7 @@ from ffedit.exporter.checkpoint import Moved, export_plan
 from ffedit.facts.form import OBJECT, check_form
 from ffedit.files.tensor_ranges import Stored, contents
 from ffedit.loading.gguf import converted
-from ffedit.loading.gguf_reader import entry, open_gguf
+from ffedit.loading.gguf_reader import entry, gguf, open_gguf
 from ffedit.loading.names import gguf_file
 from ffedit.model.memory import Address
 
@@ -102,15 +102,11 @@ def pack(file: Path, folder: Path, edit: Edit) -> dict[Address, Packed]:
 
 def tensor_name(at: Address) -> str:
     """Return the name of a layer's value matrix in a GGUF file."""
-    import gguf
-
     return f"{gguf.TENSOR_NAMES[gguf.MODEL_TENSOR.FFN_DOWN].format(bid=at.layer)}.weight"
 
 
 def _packed(name: str, was: Any, weight: Tensor, update: Update, keys: Tensor) -> Packed:
     """Pack W + Δ in the first of W's own type and the fallbacks that loses little, or in the one that loses least."""
-    import gguf
-
     delta = double(update.dense)
     edited = rounded(double(weight) + delta, torch.float32)
     size = _at_keys(delta, keys)
@@ -137,8 +133,6 @@ def _at_keys(change: Tensor, keys: Tensor) -> float:
 
 def _unpacked(data: Any, kind: Any) -> Tensor:
     """Unpack a matrix, [d_model, d_ff], float32."""
-    import gguf
-
     return torch.from_numpy(gguf.dequantize(data, kind).copy())
 
 
@@ -150,8 +144,6 @@ def as_packed(edit: Edit, packed: Mapping[Address, Packed]) -> Edit:
 
 def write_gguf(file: Path, target: Path, edit: Edit, packed: Mapping[Address, Packed]) -> Moved:
     """Write `target`: the file with the packed matrices in place of its own, and `edit` added to `ffedit.edits`."""
-    import gguf
-
     reader, moved = open_gguf(file), Moved()
     changed = {matrix.name: matrix for matrix in packed.values()}
     tensors = sorted(reader.tensors, key=lambda tensor: tensor.data_offset)
@@ -193,8 +185,6 @@ def write_adapter(file: Path, target: Path, edit: Edit) -> None:
 
     Raises EditError where an update is dense, or of a matrix that is not in the file.
     """
-    import gguf
-
     reader, factors = open_gguf(file), dict[str, Factors]()
     shapes = {tensor.name: tensor.shape.tolist()[::-1] for tensor in reader.tensors}
     for at, update in edit.updates.items():
@@ -219,8 +209,6 @@ def write_adapter(file: Path, target: Path, edit: Edit) -> None:
 
 def read_adapter(file: Path) -> dict[str, Tensor]:
     """Return what the LoRA adapter of a GGUF file adds to each tensor, [d_model, d_ff], float64, as llama.cpp does."""
-    import gguf
-
     reader = open_gguf(file)
     sides = {tensor.name: double(torch.from_numpy(tensor.data.copy())) for tensor in reader.tensors}
     alpha = float(entry(reader, gguf.Keys.Adapter.LORA_ALPHA))
@@ -231,8 +219,6 @@ def read_adapter(file: Path) -> dict[str, Tensor]:
 
 def _entries(reader: Any, end: int, edits: list[Any]) -> bytearray:
     """Return the header up to the tensors, with the entry `ffedit.edits` at its end."""
-    import gguf
-
     head, known = bytearray(reader.data[:end]), reader.get_field(ENTRY)
     if known is not None:
         del head[known.offset : _end(known)]

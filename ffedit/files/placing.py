@@ -4,16 +4,15 @@ What is written is made in a temporary folder beside its target and moved there 
 locked while its process lives, and a process that is killed releases its locks: so whoever writes there next can tell
 an abandoned folder from another process's, and deletes it (`sweep`).
 
-One move is one step of the file system. Where several results belong together, or a folder that exists is to be
-replaced (two moves: the old one away, the new one there), a record of all moves is written first. Before the record is
-there, nothing has changed; from then on the results count as done, and `sweep` finishes the moves that a killed process
-had left.
+One move is one step of the file system. To replace a folder takes two: the old one is moved into the temporary
+folder, under its name, and then the new one to its place. Where a process is killed between them, the temporary folder
+says so by its content, and `sweep` makes the second move. Several results are moved one after the other when all of
+them are complete; where one cannot be moved, those before it are moved back.
 """
 
 from __future__ import annotations
 
 import glob
-import json
 import os
 import re
 import shutil
@@ -24,7 +23,6 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -33,7 +31,7 @@ from safetensors import SafetensorError
 from ffedit.errors import EditError, brief
 
 SUFFIX, RANDOM = ".unfinished", "[a-z0-9_]{8}"  # of a temporary folder: .TARGET.k3x_9a2b.unfinished
-LOCK, MOVES, LEADER = ".lock", "moves.json", "leader"
+LOCK, MADE, OLD = ".lock", "made", "old"  # in a temporary folder: the result, and what it replaces
 LONGEST = 60  # characters of the target's name in it: names of files have up to 255 bytes
 
 
@@ -138,70 +136,36 @@ def _is_mine(folder: Path) -> bool:
 
 
 def _recover(folder: Path) -> None:
-    """Finish the moves that an abandoned folder is part of, and delete it; Timeout if a process still works with it."""
-    with ExitStack() as locks:
-        locks.enter_context(FileLock(folder / LOCK, timeout=0))
-        parts, moves = {folder}, _recorded(folder)
-        if (folder / LEADER).is_file() and _is_mine(leader := Path((folder / LEADER).read_text(encoding="utf-8"))):
-            locks.enter_context(FileLock(leader / LOCK, timeout=0))
-            parts, moves = {folder, leader}, _recorded(leader)
-        for move in moves:
-            if move.source.exists() and _identity(move.target) in (None, move.replaced):
-                move.make()
-        parts |= {move.source.parent for move in moves}
-        # Before the locks are released: a process that has just created the folder may be about to lock it.
-        for part in parts:
-            _delete(part)
-    for part in parts if sys.platform == "win32" else ():  # which deletes no open file
-        _delete(part)
+    """Finish the move that an abandoned folder is in, and delete it; Timeout if a process still works with it."""
+    with FileLock(folder / LOCK, timeout=0):
+        for replaced in (folder / OLD).glob("*"):
+            target = folder.parent / replaced.name
+            for made in folder.glob(f"{MADE}*"):
+                if not target.exists():
+                    os.replace(made, target)
+        # Before the lock is released: a process that has just created the folder may be about to lock it.
+        _delete(folder)
+    if sys.platform == "win32":  # which deletes no open file
+        _delete(folder)
 
 
 # Moves --------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Move:
-    """A complete result, the path that it goes to, and the identity of what it replaces there (None: nothing)."""
-
-    source: Path
-    target: Path
-    replaced: str | None
-
-    @property
-    def aside(self) -> Path:
-        """Return the path at which what is replaced is kept until all is done."""
-        return self.source.with_name("old")
-
-    def make(self) -> None:
-        """Move the result to its target."""
-        if self.target.exists():
-            os.replace(self.target, self.aside)
-        os.replace(self.source, self.target)
-
-    def unmake(self) -> None:
-        """Put everything back that `make` has moved."""
-        if not self.source.exists():
-            os.replace(self.target, self.source)
-        if self.aside.exists():
-            os.replace(self.aside, self.target)
+def _move(made: Path, target: Path, keep: bool) -> None:
+    """Move a complete result to its target; a folder that is there, or with `keep` a file, goes beside `made`."""
+    if target.is_dir() or (keep and target.exists()):
+        (old := made.with_name(OLD)).mkdir()
+        os.replace(target, old / target.name)
+    os.replace(made, target)
 
 
-def _identity(path: Path) -> str | None:
-    """Return what tells a file or a folder from any other that takes its path; None where there is none."""
-    try:
-        about = path.stat()
-    except FileNotFoundError:
-        return None
-    return f"{about.st_dev}:{about.st_ino}"
-
-
-def _recorded(leader: Path) -> list[Move]:
-    """Read the moves that a folder's process had begun; none where it was killed before."""
-    try:
-        text = (leader / MOVES).read_text(encoding="utf-8")
-    except FileNotFoundError:
-        return []
-    return [Move(Path(at["source"]), Path(at["target"]), at["replaced"]) for at in json.loads(text)]
+def _move_back(made: Path, target: Path) -> None:
+    """Put everything back that `_move` has moved, as far as it came."""
+    if not made.exists():
+        os.replace(target, made)
+    if (old := made.with_name(OLD) / target.name).exists():
+        os.replace(old, target)
 
 
 def refuse_existing(target: Path) -> None:
@@ -225,7 +189,7 @@ class Placing:
         `target` meanwhile.
         """
         with named_errors(target):
-            made = self._folders.enter_context(beside(target)) / f"made{target.suffix}"
+            made = self._folders.enter_context(beside(target)) / f"{MADE}{target.suffix}"
         self._targets[made] = target
         self._may_replace[made] = force
         return made
@@ -237,35 +201,17 @@ class Placing:
                 _set_permissions(made)
                 if made.is_dir() and not self._may_replace[made]:
                     refuse_existing(target)
-        moves = [Move(made, target.absolute(), _identity(target)) for made, target in self._targets.items()]
-        if not moves:
-            return
-        if len(moves) == 1 and (moves[0].replaced is None or moves[0].source.is_file()):  # the move itself replaces
-            with named_errors(self._targets[moves[0].source]):
-                return os.replace(moves[0].source, moves[0].target)
         with delay_interrupt():
-            _record(moves)
-            for number, move in enumerate(moves):
+            begun: list[Path] = []
+            for made, target in self._targets.items():
+                begun.append(made)
                 try:
-                    with named_errors(self._targets[move.source]):
-                        move.make()
+                    with named_errors(target):
+                        _move(made, target.absolute(), keep=len(self._targets) > 1)
                 except EditError:
-                    for begun in reversed(moves[: number + 1]):
-                        begun.unmake()
-                    (moves[0].source.parent / MOVES).unlink()
+                    for moved in reversed(begun):
+                        _move_back(moved, self._targets[moved].absolute())
                     raise
-
-
-def _record(moves: list[Move]) -> None:
-    """Write the moves into the folder of the first, in one step, after all others' folders name that one."""
-    leader = moves[0].source.parent
-    with named_errors(moves[0].target):
-        for move in moves[1:]:
-            move.source.with_name(LEADER).write_text(str(leader), encoding="utf-8")
-        content = [{name: value and str(value) for name, value in asdict(move).items()} for move in moves]
-        begun = leader / f"{MOVES}.begun"
-        begun.write_text(json.dumps(content), encoding="utf-8")
-        os.replace(begun, leader / MOVES)
 
 
 @contextmanager

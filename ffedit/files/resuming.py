@@ -24,6 +24,9 @@ from ffedit.files.atomic import read_whole, write_file
 from ffedit.files.placing import named_errors
 from ffedit.files.seal import UNSEALED, check, seal, sealed, unsealed
 
+if sys.platform != "win32":
+    import fcntl
+
 
 class Journal:
     """A file of JSON lines that grows while a run goes on: first its settings, where there are any, then its results.
@@ -68,8 +71,6 @@ class Journal:
 def _lock(file: BinaryIO) -> None:
     """Wait until no other process appends to a journal, which may be the cache's; closing the file releases it."""
     if sys.platform != "win32":
-        import fcntl
-
         try:
             fcntl.flock(file, fcntl.LOCK_EX)
         except OSError:  # a file system without locks

@@ -16,9 +16,10 @@ from copy import copy
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
+import lazy_loader
 import numpy as np
 import torch
 import transformers
@@ -29,6 +30,11 @@ from ffedit.files.placing import beside
 from ffedit.files.shards import gguf_parts, is_pointer
 from ffedit.progress import Progress
 
+if TYPE_CHECKING:
+    import gguf as gguf
+else:  # an extra, which is imported when a file is read
+    gguf = lazy_loader.load("gguf")
+
 UNREAD = ("rope_freqs.weight",)  # tensors that transformers leaves out
 VERSIONS = (2, 3)
 SLACK = 1 << 26  # weights that a config may declare beyond twice those that there are
@@ -37,8 +43,6 @@ AHEAD = 2  # tensors that are unpacked while another is put into the model
 
 def checked(name: str, file: Path) -> Any:
     """Return the `gguf.GGUFReader` of a file; refuse a part of a model, an encoder, and what cannot be unpacked."""
-    import gguf
-
     reader = open_gguf(file)
     if not reader.tensors:
         raise ModelError(f"{file}: holds no weights (a vocabulary alone?); a GGUF file of a model was expected")
@@ -76,7 +80,6 @@ def open_gguf(file: Path) -> Any:
 
 def _open_part(file: Path) -> Any:
     """Return the reader of one file."""
-    import gguf
 
     class Strict(gguf.GGUFReader):
         """Reader that ends where the file does; gguf's own reads nothing from there on, as often as it is told to."""
@@ -199,8 +202,6 @@ def _alone(file: Path, reader: Any, near: Path) -> Iterator[Path]:
 
     In the block transformers' reader of the file is `reader`.
     """
-    import gguf
-
     # transformers would parse the file for each part of a model, and name the tensors anew for each module.
     once: dict[str, Any] = {
         "GGUFReader": lambda *_, **__: reader,
@@ -224,8 +225,6 @@ def _without_vocabulary(reader: Any) -> Any:
 @contextmanager
 def _unpacked_ahead(name: str, reader: Any) -> Iterator[None]:
     """In the block transformers gets tensors that threads have unpacked meanwhile, in the order of the file."""
-    import gguf
-
     dequantize = gguf.dequantize
 
     def unpack(data: Any, kind: Any) -> Any:

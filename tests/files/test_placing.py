@@ -8,13 +8,15 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from shell import disk
 
 from ffedit import EditError
+from ffedit.files import placing
 from ffedit.files.atomic import check_file, check_free, make_file, make_folder, read_whole, write_text, written
-from ffedit.files.placing import Move, beside, sweep, together
+from ffedit.files.placing import beside, sweep, together
 
 UNFINISHED = ".unfinished"
 
@@ -37,17 +39,15 @@ def die(*_: object) -> None:
 @contextmanager
 def dying_at(move: int) -> Iterator[None]:
     """Let a process die before its n-th move."""
-    made, make = [0], Move.make
+    made, make = [0], placing._move
 
-    def counted(self: Move) -> None:
+    def counted(*where: Any, **how: Any) -> None:
         made[0] += 1
-        die() if made[0] == move else make(self)
+        die() if made[0] == move else make(*where, **how)
 
-    Move.make = counted  # type: ignore[method-assign]
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(placing, "_move", counted)
         yield
-    finally:
-        Move.make = make  # type: ignore[method-assign]
 
 
 def folder_of(path: Path, text: str) -> None:
@@ -56,9 +56,9 @@ def folder_of(path: Path, text: str) -> None:
 
 
 def place_both(edit: Path, model: Path, text: str, force: bool) -> None:
-    with together() as placing:
-        (make_folder(placing, model, force) / "file").write_text(text)
-        (make_folder(placing, edit, force) / "file").write_text(text)
+    with together() as results:
+        (make_folder(results, model, force) / "file").write_text(text)
+        (make_folder(results, edit, force) / "file").write_text(text)
 
 
 # What is left ---------------------------------------------------------------------------------------------
@@ -121,57 +121,54 @@ def test_names_as_long_as_a_file_system_takes_them_are_written(tmp_path: Path) -
 
 @pytest.mark.parametrize("move", [1, 2])
 @pytest.mark.parametrize("force", [False, True])
-@pytest.mark.parametrize("first", ["edit", "model"])
-def test_two_results_of_a_killed_process_take_their_places_with_the_next(
-    move: int, force: bool, first: str, tmp_path: Path
-) -> None:
-    edit, model = tmp_path / "edits" / "edit", tmp_path / "models" / "model"
-    for target in (edit, model):
-        target.parent.mkdir()
-        if force:
-            folder_of(target, "old")
+def test_each_of_two_results_of_a_killed_process_is_new_or_as_before(move: int, force: bool, tmp_path: Path) -> None:
+    edit, model = tmp_path / "edit", tmp_path / "model"
+    for target in (edit, model) if force else ():
+        folder_of(target, "old")
+    before = disk(tmp_path)
 
     def work() -> None:
         with dying_at(move):
             place_both(edit, model, "new", force)
 
     killed(work)
-    with pytest.raises(EditError, match="exists already"):
-        check_free(edit if first == "edit" else model, False)
-    assert disk(tmp_path).keys() == {
-        *("edits", "edits/edit", "edits/edit/file"),
-        *("models", "models/model", "models/model/file"),
+    for target in (edit, model):
+        check_free(target, True)
+    moved = {"model", "model/file"} if move == 2 else set()
+    assert disk(tmp_path).keys() == before.keys() | moved
+    assert not moved or (model / "file").read_text() == "new"
+    assert {name: what for name, what in disk(tmp_path).items() if name not in moved} == {
+        name: what for name, what in before.items() if name not in moved
     }
+    place_both(edit, model, "new", True)
     assert (edit / "file").read_text() == (model / "file").read_text() == "new"
 
 
-def test_a_folder_that_is_replaced_is_not_lost_by_a_kill(tmp_path: Path) -> None:
-    folder_of(tmp_path / "out", "old")
+def killed_while_it_replaces(out: Path) -> None:
+    """A process that has moved the old folder away, and is killed before it moves the new one there."""
 
     def work() -> None:
         replace = os.replace
-        os.replace = lambda source, target: die() if Path(target).name == "out" else replace(source, target)
-        with written(tmp_path / "out", force=True) as made:
+        os.replace = lambda source, target: die() if Path(target) == out else replace(source, target)
+        with written(out, force=True) as made:
             (made / "file").write_text("new")
 
+    folder_of(out, "old")
     killed(work)
-    assert not (tmp_path / "out").exists()
+    assert not out.exists()
+
+
+def test_a_folder_that_is_replaced_is_not_lost_by_a_kill(tmp_path: Path) -> None:
+    killed_while_it_replaces(tmp_path / "out")
     check_free(tmp_path / "out", True)
     assert disk(tmp_path).keys() == {"out", "out/file"} and (tmp_path / "out" / "file").read_text() == "new"
 
 
 def test_what_was_put_there_after_a_kill_is_not_replaced(tmp_path: Path) -> None:
-    folder_of(tmp_path / "out", "old")
-
-    def work() -> None:
-        with dying_at(1), written(tmp_path / "out", force=True) as made:
-            (made / "file").write_text("new")
-
-    killed(work)
-    (tmp_path / "out").rename(tmp_path / "kept")
+    killed_while_it_replaces(tmp_path / "out")
     folder_of(tmp_path / "out", "by hand")
     check_free(tmp_path / "out", True)
-    assert (tmp_path / "out" / "file").read_text() == "by hand" and len(list(tmp_path.iterdir())) == 2
+    assert (tmp_path / "out" / "file").read_text() == "by hand" and len(list(tmp_path.iterdir())) == 1
 
 
 def test_where_one_cannot_be_moved_all_is_as_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,10 +182,10 @@ def test_where_one_cannot_be_moved_all_is_as_before(tmp_path: Path, monkeypatch:
         replace(source, target)
 
     monkeypatch.setattr(os, "replace", refusing)
-    with pytest.raises(EditError, match=r"edit: cannot be written \(No space"), together() as placing:
-        make_file(placing, tmp_path / "model.gguf", lambda made: made.write_text("new"))
-        (make_folder(placing, tmp_path / "model", True) / "file").write_text("new")
-        make_folder(placing, tmp_path / "edit")
+    with pytest.raises(EditError, match=r"edit: cannot be written \(No space"), together() as results:
+        make_file(results, tmp_path / "model.gguf", lambda made: made.write_text("new"))
+        (make_folder(results, tmp_path / "model", True) / "file").write_text("new")
+        make_folder(results, tmp_path / "edit")
     assert disk(tmp_path) == before
 
 
@@ -206,14 +203,14 @@ def test_placing_no_results_leaves_no_file(tmp_path: Path) -> None:
 
 
 def test_an_interrupt_while_results_are_moved_waits_for_the_last(tmp_path: Path) -> None:
-    make = Move.make
+    make = placing._move
 
-    def interrupted(self: Move) -> None:
+    def interrupted(*where: Any, **how: Any) -> None:
         signal.raise_signal(signal.SIGINT)
-        make(self)
+        make(*where, **how)
 
     with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(Move, "make", interrupted)
+        patch.setattr(placing, "_move", interrupted)
         place_both(tmp_path / "edit", tmp_path / "model", "new", False)
     assert disk(tmp_path).keys() == {"edit", "edit/file", "model", "model/file"}
 
@@ -252,8 +249,8 @@ def test_what_the_system_refuses_to_delete_once_is_in_no_result(
             plainly(path, ignore_errors=ignore_errors)
 
     monkeypatch.setattr(shutil, "rmtree", once)
-    with together() as placing:
-        made = placing.new(tmp_path / "result")
+    with together() as results:
+        made = results.new(tmp_path / "result")
         (made / "deep").mkdir(parents=True)
         write_text(made / "deep" / "file", "whole")
     assert refused and [str(p.relative_to(tmp_path)) for p in sorted(tmp_path.rglob("*"))] == [

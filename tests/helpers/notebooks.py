@@ -5,6 +5,7 @@ python tests/helpers/notebooks.py [NAME ...]    runs them all, or those, and sto
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 import tempfile
@@ -25,7 +26,8 @@ def executed(notebook: Path, clone: Path) -> Any:
     made = nbformat.read(notebook, as_version=4)
     # What a cell prints may come in several messages on a busy machine, and is one output all the same.
     settings: dict[str, Any] = {"coalesce_streams": True, "record_timing": False}
-    NotebookClient(made, timeout=600, resources={"metadata": {"path": str(here)}}, **settings).execute()
+    client = NotebookClient(made, timeout=600, resources={"metadata": {"path": str(here)}}, **settings)
+    client.execute(env={**os.environ, "OMP_NUM_THREADS": "1"})  # sums in the same order on every machine
     for cell in made.cells:
         if cell.cell_type == "code":
             cell.outputs = [output for output in cell.outputs if output.get("name") != "stderr"]

@@ -33,10 +33,10 @@ def write(
     facts: Sequence[Fact],
     method: str,
     layers: Sequence[int] = (1,),
-    after: Sequence[Edit] = (),
+    preserve: Sequence[Edit] = (),
     **numbers: Any,
 ) -> Edit:
-    return write_facts(editable, facts, method, layers, quick(**numbers), CORPUS, after)
+    return write_facts(editable, facts, method, layers, quick(**numbers), CORPUS, preserve)
 
 
 def outputs(editable: Editable, layer: int, prompt_sets: Sequence[PromptSet]) -> Tensor:

@@ -32,7 +32,6 @@ def diff_view(diff: Diff) -> Group:
         "added": diff.added,
         "other shape": diff.reshaped,
         "other dtype": [f"{counted(many, 'tensor')} {kind}" for kind, many in kinds.items()],
-        "other files": diff.files,
     }
     if differences := [(name, first_names(names)) for name, names in lists.items() if names]:
         lines += [Text(""), named_values(*differences)]
