@@ -55,8 +55,9 @@ import children
 from tally import REPORTS, Tally
 
 PROMISE = (
-    "A command that the system refuses something ends with one line and exit code 1 or 2, or succeeds where that is "
-    "harmless; what it was to make is absent or complete, all else is as before, and the same command then succeeds."
+    "If the system refuses a call that a command makes, the command ends with one line and exit code 1 or 2, or "
+    "succeeds if the call did not matter. Its result is absent or complete, all other files are as before, and the "
+    "same command then succeeds."
 )
 CREATE, WRITE, MKDIR, RENAME, LINK, REMOVE, FSYNC, CHMOD, UTIME, LOCK, READ, ALLOCATE, REPLACE = (
     1 << i for i in range(13)

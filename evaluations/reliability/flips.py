@@ -50,8 +50,8 @@ from ffedit.loading import gguf
 from ffedit.model.fingerprint import fingerprint
 
 PROMISE = (
-    "A file with a flipped bit, or cut off, is refused with one line or made anew, or what is read is the same to the "
-    "bit; only text that a person wrote is read as it stands there."
+    "If a bit of a file is flipped or its end is cut off, the file is refused with one line or made anew, or the data "
+    "read from it are the same to the bit. Only text that a person wrote is read as it is."
 )
 ASKED = "the Eiffel tower is located in Rome . Zürich, 東京 !"
 

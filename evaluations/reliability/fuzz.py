@@ -33,7 +33,7 @@ from fuzzing import Case, Damage
 from tally import REPORTS, Tally
 
 PROMISE = (
-    "A spoiled file or option is read, or refused in one line with exit code 1 or 2: no traceback, no file left "
+    "A damaged file or option is read, or refused in one line with exit code 1 or 2: no traceback, no file left "
     "behind, bounded time and memory."
 )
 LONGEST, MOST = 20, 4 << 30

@@ -34,8 +34,8 @@ from courses import COURSES, Course, Ran, Running, begin, files, imported, must,
 from tally import Tally
 
 PROMISE = (
-    "A command that is killed at any moment leaves each result absent or complete and all earlier files as they were; "
-    "the same command then clears what was left and gives, bit for bit, what an uninterrupted run gives."
+    "If a command is killed at any moment, each result is absent or complete and all earlier files are unchanged. The "
+    "same command then removes leftovers and gives, bit for bit, the result of an uninterrupted run."
 )
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
 CALLS = {

@@ -62,7 +62,7 @@ def main(
     if work:
         print(json.dumps(edited(checkpoint, **what)))
         return
-    tally = Tally("An edit with its seed is the same bits in two runs; its scores are the same everywhere to 1e-4.")
+    tally = Tally("Two runs of an edit with the same seed give the same bits; its scores agree everywhere to 1e-4.")
     words = [word for name, value in what.items() for word in (f"--{'cases' if name == 'count' else name}", str(value))]
     features = cpu_features()
     noted: dict[str, Any] = {}

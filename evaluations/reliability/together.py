@@ -24,8 +24,8 @@ from kill import signalling
 from tally import Tally
 
 PROMISE = (
-    "Up to eight processes at once on one cache, one output or one folder of results corrupt nothing and do not hang; "
-    "each succeeds or says why not in one line, and what they leave is, bit for bit, what one process makes alone."
+    "Up to eight processes that share a cache, an output or a folder of results corrupt nothing and do not hang. Each "
+    "succeeds or gives its reason in one line, and the result equals, bit for bit, that of one process alone."
 )
 REFUSALS = ("exists already", "another run works", "cannot be written")
 CLEAR = COURSES["cache clear"]

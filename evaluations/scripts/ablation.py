@@ -48,7 +48,8 @@ MODELS = {
     "gemma3-270m": Model("gemma-counterfact.json", 100),
     "qwen2.5-1.5b": Model("qwen-counterfact.json", 40, "bfloat16"),
 }
-# What is exchanged: dotted names of numbers, "method", "preset" or "spread", the number of layers that share an edit.
+# What is exchanged: dotted names of numbers, "method", "preset", "spread", the number of layers that share an edit, or
+# "tokens", of the text of the key statistics.
 VARIANTS: dict[str, dict[str, Any]] = {
     "default": {},
     "- contexts": {"prompts.contexts": 0},
@@ -72,7 +73,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     },
     "published": {"method": "rome", "preset": ("paper", "rome")},
 }
-OTHER = {"method", "preset", "spread"}
+OTHER = {"method", "preset", "spread", "tokens"}
 SHOWN = (*FOUR, "harmonic", "efficacy", "paraphrase", "specificity", "processor_seconds")
 
 
@@ -128,7 +129,10 @@ def run(
         for variant in names or tuple(added) or tuple(variants):
             config = config_of(variants[variant])
             layers = spread_below(at, variants[variant].get("spread", 1))
-            stats = ffedit.collect_stats(editable, layers)
+            tokens = variants[variant].get("tokens")
+            stats = ffedit.collect_stats(
+                editable, layers, corpus=None if tokens is None else ffedit.Corpus(tokens=tokens)
+            )
             settings = {"variant": variant, "model": name, "dtype": dtype or model.dtype, "layer": at}
             settings |= {**variants[variant], "config": config.to_dict()}
             journal = Journal(place_of(out, name, variant), settings)

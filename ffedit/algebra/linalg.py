@@ -18,6 +18,8 @@ from ffedit.errors import EditError
 
 # A power iteration ends where its estimate grows by less than this share, or after so many steps.
 SETTLED, STEPS = 1e-4, 50
+# A refined solution's residual, as a share of the right side, and the steps in which it has to be reached.
+EXACT, REFINEMENTS = 1e-10, 4
 
 
 @dataclass(frozen=True, eq=False)
@@ -138,6 +140,36 @@ def _solve(lower: Tensor, columns: Tensor) -> Tensor:
     return solution
 
 
+class Refined:
+    """Inverse of a symmetric, positive definite matrix, from a factor in half the bits.
+
+    The Cholesky factor is one of float32 numbers, which takes half the time and memory of float64. Each solution is
+    refined by the residual in float64 until it is as exact as a float64 factor would give it (Higham 2002, Accuracy and
+    Stability of Numerical Algorithms, ch. 12). Where float32 is too coarse for that, the factor is of float64 numbers.
+    """
+
+    def __init__(self, C: Tensor) -> None:
+        """Factor C [d, d], float64; EditError where it is not positive definite."""
+        self._C = C
+        self._lower, info = torch.linalg.cholesky_ex(C.float())
+        if int(info) != 0:
+            self._lower = factor(C)
+
+    def __call__(self, columns: Tensor) -> Tensor:
+        """Return C⁻¹ `columns` [d, n], float64."""
+        solution = torch.zeros_like(columns)
+        residual = columns
+        for _ in range(REFINEMENTS):
+            solution += _solve(self._lower, residual.to(self._lower)).to(columns)
+            if self._lower.dtype == columns.dtype:
+                return solution
+            residual = columns - self._C @ solution
+            if bool((residual.norm(dim=0) <= EXACT * columns.norm(dim=0)).all()):
+                return solution
+        self._lower = factor(self._C)
+        return self(columns)
+
+
 def condition(C: Tensor) -> float:
     """Return the condition number of C, largest over smallest eigenvalue, by power and inverse iteration.
 
@@ -145,10 +177,9 @@ def condition(C: Tensor) -> float:
     from below, hardly grows, at the latest after `STEPS`; on a nearly flat spectrum it may end early.
     """
     C = double(C)
-    lower = factor(C)
     start = torch.ones(len(C), 1, dtype=C.dtype, device=C.device)
     start[::2] = -0.5  # not orthogonal to a vector of ones, nor one itself
-    maps = partial(torch.matmul, C), partial(_solve, lower)
+    maps = partial(torch.matmul, C), Refined(C)
     largest, inverse = (_largest_eigenvalue(apply, start) for apply in maps)
     return largest * inverse
 

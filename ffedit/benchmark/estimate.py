@@ -82,16 +82,18 @@ def estimate(
     spread: int,
     config: EditConfig,
     text: Corpus | None,
+    show_trace: bool = True,
 ) -> Estimate:
     """Estimate what `ffedit apply` would take, from timed passes of the model; nothing is edited.
 
     `layer` is the highest of the `spread` layers to edit; None if it is still to be chosen by the facts' traces. `text`
-    is for the key statistics; None where these were collected before.
+    is for the key statistics; None where these were collected before. Where the layer is known, the first fact is
+    traced only to `show_trace`.
     """
     costs = _Costs(editable, facts, config)
     top = auto_layer(editable, method).layer if layer is None else layer
     layers = range(max(0, top + 1 - spread), top + 1)
-    stages = [costs.choosing() if layer is None else costs.tracing(layer)]
+    stages = [costs.choosing() if layer is None else costs.tracing(layer, show_trace)]
     if METHODS[method].statistics and text is not None:
         stages.append(costs.collecting(layers, text))
     stages += [costs.editing(layers, method), costs.evaluating()]
@@ -117,8 +119,10 @@ class _Costs:
         tokens = count * RUNS * self.depth * self.length**2 / 2
         return self._stage("locate", f"choose the layer: trace {counted(count, 'fact')}", tokens)
 
-    def tracing(self, layer: int) -> Stage:
-        """Estimate the trace of the first fact that is shown."""
+    def tracing(self, layer: int, show: bool) -> Stage:
+        """Estimate the trace of the first fact, where there is one to show."""
+        if not show:
+            return self._stage("locate", f"layer {layer}", 0)
         fact = self.facts[0]
         layers = layers_within(self.editable, fact, SHOWN_TOKENS, SHOWN_SAMPLES, SHOWN_PRODUCTS)
         passes, _ = layer_passes(self.editable, fact, SHOWN_TOKENS, layers)

@@ -154,7 +154,7 @@ def _read(path: Path) -> list[Line]:
         try:
             lines.append(Line.from_dict(line))
         except ValueError as error:
-            raise EditError(f"{path}, line {number}: no result of `ffedit bench` ({error}); {WAYS_OUT}") from error
+            raise EditError(f"{path}, line {number}: not a result of `ffedit bench` ({error}); {WAYS_OUT}") from error
     return lines
 
 
@@ -181,7 +181,7 @@ def earlier(folder: Path, run: Mapping[str, Any], force: bool) -> tuple[dict[str
     if force:
         own = [path for name in OWN for path in folder.glob(name)]
         if (other := _other(folder, own)) is not None:
-            raise EditError(f"{folder}: holds {other}, which is no result of `ffedit bench`; name a new folder")
+            raise EditError(f"{folder}: holds {other}, which is not a result of `ffedit bench`; name a new folder")
         for entry in own:
             if entry.is_dir():
                 shutil.rmtree(entry)

@@ -56,13 +56,13 @@ def notes(report: BenchReport) -> list[str]:
     """Say where the facts were written and what the figures are."""
     layers, sequential = report.run["layers"], any(method.end for method in report.methods.values())
     weights = (
-        f" Document frequencies behind consistency are over the {report.references} reference texts of these facts: it "
-        "compares with runs on the same facts only."
+        f" The document frequencies of consistency come from the {report.references} reference texts of these facts, "
+        "so compare it only with runs on the same facts."
     )
     return [
         f"Layer{'s' * (len(layers) > 1)} {', '.join(map(str, layers))}. Figures are means over facts "
-        "with 95 % intervals over subjects: Wilson's of a proportion, otherwise the bootstrap's."
-        + (" A method's own row is its end: all facts after the last edit." if sequential else ""),
+        "with 95 % intervals over subjects: Wilson's for proportions, otherwise bootstrap intervals."
+        + (" A method's own row measures all facts after the last edit." if sequential else ""),
         GAPS + ("" if report.before.scores.consistency is None else weights),
     ]
 

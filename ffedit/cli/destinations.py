@@ -56,6 +56,11 @@ class Destinations:
                 raise EditError(f"{file}: lies in {folder}, which is made anew; name a file outside it")
 
     @property
+    def show_trace(self) -> bool:
+        """True if a trace is among the results: in a figure, on a page, in JSON."""
+        return any(path is not None for path in (self.plot, self.html, self.json_to))
+
+    @property
     def is_gguf(self) -> bool:
         """True if a GGUF file is exported."""
         return self.export_to is not None and self.export_to.suffix == ".gguf"

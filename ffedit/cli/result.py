@@ -86,7 +86,8 @@ def applied(
     `records` those that were left out.
     """
     measured, about = _measured(editable, report, records), edit.provenance
-    for row, trace, search in zip_longest(measured["facts"], choice.traces.traces, value_searches(edit)):
+    traces = () if choice.traces is None else choice.traces.traces
+    for row, trace, search in zip_longest(measured["facts"], traces, value_searches(edit)):
         row["trace"] = None if trace is None else _trace(trace, edit.layers[-1])
         row["value"] = search and asdict(search)
     why = [line for reason in reasons(choice, asked) for line in reason.plain.splitlines()]

@@ -20,7 +20,7 @@ from ffedit.model.storage import device_of, gives_gradient
 def check_layers(editable: Editable, method: Method, layers: Sequence[int]) -> None:
     """Refuse layers that the model lacks, none, one twice, and several for a method that writes to one."""
     if not method.layers and len(layers) != 1:
-        raise EditError(f"{method.name} writes to one layer, found {list(layers)}; name one")
+        raise EditError(f"{method.name} writes to a single layer, but layers {list(layers)} were named; name one")
     if not layers or len(set(layers)) < len(layers):
         raise EditError(f"layers {list(layers)} were asked for; name at least one, and each once")
     depth = len(editable.layers)
@@ -46,8 +46,8 @@ def in_reach(editable: Editable, facts: Sequence[Fact], method: Method, layers: 
         return layers[:-1]
     lower = "" if last == 0 else "name layer 0, or " if last == 1 else f"name a layer from 0 to {last - 1}, or "
     raise EditError(
-        f"layer {last} is the last of {editable.name}: no layer after it carries what it writes at the token "
-        f"{token} to the end of the prompt, where the answer is read; {lower}read the key there (--fact-token last)"
+        f"layer {last} is the last of {editable.name}, so no later layer can carry a change at the token {token} to "
+        f"the prompt's end, where the answer is read; {lower}edit at the prompt's last token (--fact-token last)"
     )
 
 
@@ -63,7 +63,7 @@ def check_preserved(editable: Editable, preserve: Sequence[Edit]) -> None:
             if shape != list(delta.shape):
                 raise EditError(
                     f"the earlier edit {edit.fingerprint()} changes a value matrix {list(delta.shape)} in layer {at}, "
-                    f"where {editable.name} has {shape}; leave it out, or load the model that it was made for"
+                    f"where {editable.name} has {shape}; leave it out, or load the model for which it was made"
                 )
     unknown = {name: edit for edit in preserve if (name := edit.fingerprint()) not in editable.history.known}
     current = fingerprint(editable) if unknown else ""
@@ -81,13 +81,13 @@ def check_quantised(editable: Editable, method: Method, ff_layers: Sequence[Feed
         return
     if len(ff_layers) > 1 or not method.statistics:
         raise EditError(
-            f"{editable.name} is quantised, so that nothing can be written on the way to {method.name} in layers "
-            f"{[ff.layer for ff in ff_layers]}; give one layer, and a method with key statistics (memit)"
+            f"{editable.name} is quantised, so {method.name} cannot write to layers {[ff.layer for ff in ff_layers]}; "
+            "name a single layer, and a method with key statistics (memit)"
         )
     with hooks.eval_mode(editable.model):
         modules = [memory.module for memory in ff_layers[0].memories if memory.quantised]
         if not all(gives_gradient(module, device_of(module)) for module in modules):
             raise EditError(
-                f"{editable.name} is quantised with kernels that pass no gradient on this device, which the choice of "
-                "a value needs; use another --device, or edit the model in 16 or 32 bits and export an adapter"
+                f"{editable.name} is quantised, and its kernels pass no gradient on this device, by which a value is "
+                "chosen; use another --device, or edit the model in 16 or 32 bits and export an adapter"
             )

@@ -66,23 +66,27 @@ def combine(
     """
     solvers = {name: known for name, known in METHODS.items() if known.solve is not None}
     if method not in solvers:
-        raise EditError(f"method {method!r} solves no batch from keys and values; there is {choices(method, solvers)}")
+        raise EditError(f"method {method!r} cannot combine edits; use one of {choices(method, solvers)}")
     chosen = solvers[method]
     check_model(editable)
     config, edits = chosen.complete(config or preset("default", method)), as_edits(edits)
     facts = [fact for edit in edits for fact in edit.facts]
     check_facts(facts)
     if chosen.one_by_one and len(by_subject(facts)) > 1:
-        raise EditError(f"{method} writes one subject after another, not several jointly; combine with emmet, say")
+        raise EditError(
+            f"{method} writes one subject after another, not several jointly; combine with another, such as emmet"
+        )
     for edit in edits:
         edit.check(editable)
         if edit.in_chat != editable.chat:
             how = ("with", "inside") if edit.in_chat else ("without", "outside")
-            raise EditError(f"an edit was computed {how[1]} the chat template; load the model {how[0]} chat")
+            raise EditError(f"an edit was computed {how[1]} the chat template; load the model {how[0]} it (chat=)")
         keyed = {subject for at in edit.updates for subject in edit.subjects(at)}
         lost = next((fact.subject for fact in edit.facts if fact.subject not in keyed), None)
         if lost is not None:
-            raise EditError(f"what was written of {lost!r} has no key to solve for (fine-tuned?); write it anew")
+            raise EditError(
+                f"the edit of {lost!r} has no key, so it cannot be combined (fine-tuned?); use another method"
+            )
     config = _protecting(config, edits)
     prompt_sets = _prompt_sets(editable, edits)
     ff_layers = by_layer(editable, {at for edit in edits for at in edit.updates})
@@ -99,7 +103,7 @@ def combine(
             twice = next((subject for subject, count in Counter(subjects).items() if count > 1), None)
             if twice is not None:
                 raise EditError(
-                    f"{twice!r} is edited twice in layer {ff.layer} and has one key; write all its facts in one edit"
+                    f"two edits change {twice!r} in layer {ff.layer}, at the same key; write all its facts in one edit"
                 )
             K = torch.cat([keys for _, keys, _ in parts], 1).to(W)
             V = torch.cat([values for _, _, values in parts], 1).to(W)

@@ -210,8 +210,8 @@ class Edit(Displayed):
         name = self.fingerprint()
         if name in editable.history.lasting:
             raise EditError(
-                f"the edit {name} cannot be undone in {editable.name}: originals of what edits changed are missing; "
-                "load the base, or a checkpoint that was exported with them, or subtract it (`ffedit undo --inexact`)"
+                f"the edit {name} cannot be undone in {editable.name}: the original matrices are missing; load the "
+                "base, or a checkpoint that was exported with originals, or subtract the edit (`ffedit undo --inexact`)"
             )
         if name not in editable.history.edits:
             applied = ", ".join(editable.history.edits) or "none"
@@ -384,7 +384,7 @@ def refuse_shared(facts: Sequence[Fact], others: Sequence[Fact]) -> None:
     for a, b in ((both[i], both[j]) for i, j in same_question(both) if i < len(facts) <= j):
         if same_target(a, b):
             raise EditError(
-                f"both edits write {show(b.text)} {show(b.new_object)}, which would move the memory twice as far; "
+                f"both edits contain {show(b.text)} {show(b.new_object)}, so their sum would apply it twice; "
                 "leave the fact out of one of them"
             )
         raise EditError(

@@ -82,7 +82,7 @@ def check_content(provenance: Any, facts: int, shapes: Mapping[str, Sequence[int
         address, _, part = name.partition("/")
         addresses.setdefault(address, set()).add(part)
         if not ADDRESS.fullmatch(address):
-            raise ValueError(f"{show(address)} is no layer")
+            raise ValueError(f"{show(address)} is not a layer")
         if len(sides) != 2:
             raise ValueError(f"{show(name)} is {list(sides)}; a matrix was expected")
     if not addresses:
@@ -97,7 +97,7 @@ def check_content(provenance: Any, facts: int, shapes: Mapping[str, Sequence[int
             if "tokens" in solved and (len(lengths) > 1 or not {"subject", "probabilities", "loss"} <= set(solved)):
                 raise ValueError("provenance.solved does not say how each value was found")
     if any(len(said) != facts for said in provenance.get("says", {}).values() if said):
-        raise ValueError("provenance.says has not an answer for each fact")
+        raise ValueError("provenance.says does not have an answer for each fact")
     scores = provenance.get("scores", {"before": {}, "after": None})
     if scores["after"] is not None and scores["after"].keys() != scores["before"].keys():
         raise ValueError("provenance.scores has other scores before than after")

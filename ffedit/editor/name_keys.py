@@ -31,6 +31,7 @@ from ffedit.errors import EditError, FactError
 from ffedit.files import cache
 from ffedit.files.resuming import load_state, save_state
 from ffedit.inference.names import MENTIONS, alike, mention, names
+from ffedit.inference.precision import averaging, computed_in, wanted
 from ffedit.loading.distributed import ALONE, ProcessGroup
 from ffedit.model.editable import Editable
 from ffedit.model.feed_forward import FeedForward
@@ -147,9 +148,13 @@ def read_names(
                 name: text for i, name in enumerate(names()) if (text := mention_of(editable, name, i)) is not None
             }
             own = group.share(list(mentions.values()))
-            read = group.in_all(
-                lambda: [keys.to("cpu", torch.bfloat16) for keys, _ in read_layers(editable, missing, own)]
-            )
+            dtype = averaging(editable, max(ff.layer for ff in missing))
+
+            def of_own() -> list[Tensor]:
+                with computed_in(editable, dtype):
+                    return [keys.to("cpu", torch.bfloat16) for keys, _ in read_layers(editable, missing, own)]
+
+            read = group.in_all(of_own)
             for ff, rows in zip(missing, read, strict=True):
                 every = group.exchange(list(rows))
                 # A tokenizer may know none of them.
@@ -165,6 +170,7 @@ def _path(editable: Editable, ff: FeedForward) -> Path:
     """Return the path of the names' keys in a layer; of a mixture's, in those of its experts that `ff` holds."""
     about = [fingerprint(editable, ff.layer), ff.layer, str(ff.dtype), editable.chat, names(), MENTIONS]
     about += [str(memory.address) for memory in ff.memories if ff.mixture is not None]
+    about += [str(dtype)] if (dtype := wanted(editable)) != editable.model.dtype else []
     return cache.path("names", sha256(repr(about).encode()).hexdigest()[:24], ".safetensors")
 
 

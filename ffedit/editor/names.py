@@ -24,5 +24,5 @@ def method_names() -> list[str]:
 def check_method_name(name: str) -> str:
     """Return the name; EditError if no method has it."""
     if name not in method_names():
-        raise EditError(f"method {name!r} is not known; there is {choices(name, method_names())}")
+        raise EditError(f"method {name!r} is not known; known are {choices(name, method_names())}")
     return name

@@ -18,12 +18,12 @@ def recipe_of(edit: Edit) -> dict[str, Any]:
     """Return the options of `ffedit apply` that make an edit again, whatever the defaults are; EditError for a sum."""
     about, layers = edit.provenance, edit.layers
     if not {"config", "model", "computed_in", "method"} <= set(about):
-        raise EditError(f"an edit by {about.get('method')!r} has no recipe: `ffedit apply` does not make such")
+        raise EditError(f"an edit by {about.get('method')!r} has no recipe: `ffedit apply` does not make such edits")
     if layers != list(range(layers[0], layers[-1] + 1)):
-        raise EditError(f"an edit of layers {layers} has no recipe: `ffedit apply` writes to layers side by side")
+        raise EditError(f"an edit of layers {layers} has no recipe: `ffedit apply` writes to consecutive layers")
     numbers = json.loads(json.dumps(dotted(about["config"])))  # YAML has no tuples
     if missing := [name for name in ("key.fact_token", "seed") if name not in numbers]:
-        raise EditError(f"an edit without {missing[0]} has no recipe: `ffedit apply` does not make such")
+        raise EditError(f"an edit without {missing[0]} has no recipe: `ffedit apply` does not make such edits")
     return {
         "model": about["model"],
         "dtype": about["computed_in"],

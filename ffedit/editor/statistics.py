@@ -42,6 +42,7 @@ from ffedit.inference import replay
 from ffedit.inference.batching import refuse_out_of_memory, split_on_oom
 from ffedit.inference.corpus import Corpus, tokens_for
 from ffedit.inference.own_text import sampled
+from ffedit.inference.precision import averaging, computed_in, wanted
 from ffedit.inference.text import NEUTRAL_NAME, begin_rows, given, identity, neutral, row_length
 from ffedit.loading.distributed import ALONE, ProcessGroup
 from ffedit.model.editable import Editable
@@ -81,15 +82,15 @@ def collect(
         EditError: the corpus, or the model's keys on it, cannot be used, or a tolerance is asked of several processes.
     """
     if tolerance is not None and group.size > 1:
-        raise EditError("a tolerance stops one pass early, and several processes share this one; leave it out")
+        raise EditError("a tolerance cannot end a pass that several processes share; leave it out")
     corpus = corpus or Corpus()
     ids, words = _text(editable, corpus, progress)
     if (corpus.tokens if ids is None else len(ids)) <= max(1, len(editable.start_tokens)):
-        raise EditError(f"{corpus}: one token is no text to collect key statistics from; some thousands are needed")
+        raise EditError(f"{corpus}: a single token was found; key statistics need some thousands")
     text, beginning = identity(editable, corpus, ids)
-    marks = _marks(editable, memories)
+    marks, rules = _marks(editable, memories), _rules(editable, corpus)
     whole, partial_text = (
-        {at: _entry("moments", f"{mark}:{text}:{corpus.weighting}:{RULES}{part}") for at, mark in marks.items()}
+        {at: _entry("moments", f"{mark}:{text}:{rules}{part}") for at, mark in marks.items()}
         for part in ("", f":{tolerance}")
     )
     # Moments of the whole text also satisfy a tolerance.
@@ -101,13 +102,17 @@ def collect(
     missing = sorted((m for m in memories if m.address not in collected), key=lambda memory: memory.address)
     share = f":{group}" if group.size > 1 else ""
     # By all memories: a process that was killed between the first entry and the last goes on with the same pass.
-    unfinished = _entry("passes", f"{RULES}:{tolerance}:{text}:{corpus.weighting}:{sorted(marks.values())}{share}")
+    unfinished = _entry("passes", f"{rules}:{tolerance}:{text}:{sorted(marks.values())}{share}")
     if missing:
         ids = sampled(editable, corpus, text, progress) if ids is None else ids
         ids = begin_rows(editable, ids)
-        fitters, seconds = group.in_all(
-            lambda: _pass(editable, missing, corpus, ids, unfinished, progress, tolerance, group)
-        )
+        dtype = averaging(editable, missing[-1].address.layer)
+
+        def run() -> tuple[dict[Address, KeyMomentsFitter], float]:
+            with computed_in(editable, dtype):
+                return _pass(editable, missing, corpus, ids, unfinished, progress, tolerance, group)
+
+        fitters, seconds = group.in_all(run)
         if group.size > 1:
             for fitter in fitters.values():
                 fitter.add_up_(group.add_up_)
@@ -117,12 +122,15 @@ def collect(
                 fitter.probes = probes if len(probes) else None
         layers = [str(memory.address) for memory in missing]
         logger.info("keys of %s over %d tokens of %s in %.1f s", layers, len(ids), words, seconds)
-        source, shared = f"{words}, weighted by {corpus.weighting}", {"weighting": corpus.weighting, "seconds": seconds}
+        source = f"{words}, weighted by {corpus.weighting}"
+        if dtype != editable.model.dtype:
+            source += f", computed in {str(dtype).removeprefix('torch.')}"
+        shared = {"weighting": corpus.weighting, "seconds": seconds}
 
         def finish() -> None:
             for memory in missing:
-                at, dtype = memory.address, str(memory.dtype).removeprefix("torch.")
-                about = {"texts": (beginning,), "model": editable.name, "address": str(at), "dtype": dtype, **shared}
+                at, weights = memory.address, str(memory.dtype).removeprefix("torch.")
+                about = {"texts": (beginning,), "model": editable.name, "address": str(at), "dtype": weights, **shared}
                 with refuse_out_of_memory(_no_room(missing)):
                     device = solve_device(device_of(memory.module), HELD * memory.d_ff**2)
                     collected[at] = fitters.pop(at).moments(source, marks[at], device, **about)
@@ -145,8 +153,8 @@ def cached_layers(editable: Editable, corpus: Corpus) -> list[int]:
 
 def _cached_memories(editable: Editable, memories: Iterable[KeyValueMemory], corpus: Corpus) -> list[KeyValueMemory]:
     text, _ = identity(editable, corpus, _text(editable, corpus, silent)[0])
-    marks = _marks(editable, memories := list(memories))
-    entry = {at: _entry("moments", f"{mark}:{text}:{corpus.weighting}:{RULES}") for at, mark in marks.items()}
+    marks, rules = _marks(editable, memories := list(memories)), _rules(editable, corpus)
+    entry = {at: _entry("moments", f"{mark}:{text}:{rules}") for at, mark in marks.items()}
     return [memory for memory in memories if entry[memory.address].exists()]
 
 
@@ -155,6 +163,12 @@ def _marks(editable: Editable, memories: Iterable[KeyValueMemory]) -> dict[Addre
     addresses = [memory.address for memory in memories]
     layers = {layer: fingerprint(editable, layer) for layer in {at.layer for at in addresses}}
     return {at: f"{layers[at.layer]}:{at}" for at in addresses}
+
+
+def _rules(editable: Editable, corpus: Corpus) -> str:
+    """Name the rules by which the tokens of a text count, and the precision of a pass where it is not the model's."""
+    dtype = wanted(editable)
+    return f"{corpus.weighting}:{RULES}{'' if dtype == editable.model.dtype else f':{dtype}'}"
 
 
 def _text(editable: Editable, corpus: Corpus, progress: Progress) -> tuple[Tensor | None, str]:
@@ -227,7 +241,7 @@ def moments_for(
         if not moments.keys:
             raise EditError(
                 f"expert {memory.address} of {moments.model}: none of the {moments.count:,} tokens of {moments.source} "
-                "came to it, so what to protect there is not known; collect over more text, or text that does "
+                "reached it, so it has no key statistics; collect them over more text, or over text that reaches it "
                 "(`ffedit stats --tokens`, `--corpus`)"
             )
     return stats
@@ -260,14 +274,14 @@ def differing(
 
 def misfit(moments: KeyMoments, memory: KeyValueMemory | None, editable: Editable) -> EditError:
     """Return the error that says what of a memory differs from what its statistics were collected with."""
-    why = "the weights below that layer, or the tokenizer, are not those that they were collected with (edited since?)"
+    why = "the weights below that layer, or the tokenizer, have changed since they were collected (edited?)"
     if memory is None:
         why = f"{editable.name} has layers 0 to {len(editable.layers) - 1}"
     else:
         dtype = str(memory.dtype).removeprefix("torch.")
         if (moments.address, moments.dtype, len(moments.sum)) != (str(memory.address), dtype, memory.d_ff):
             why = f"layer {memory.address} of {editable.name} has {dtype}, d_ff {memory.d_ff}"
-    return EditError(f"statistics of {moments.of}, but {why}; collect them anew with `ffedit stats`")
+    return EditError(f"these are statistics of {moments.of}, but {why}; collect them anew with `ffedit stats`")
 
 
 def _entry(kind: str, about: str) -> Path:
@@ -336,7 +350,7 @@ def _save(unfinished: Path, fitters: Mapping[Address, KeyMomentsFitter], seconds
 def _resume(unfinished: Path, fitters: Mapping[Address, KeyMomentsFitter]) -> float:
     """Restore what `_save` saved, if anything; return the seconds that it took."""
     try:
-        tensors, values = load_state(unfinished, "not an unfinished pass of ffedit; delete it")
+        tensors, values = load_state(unfinished, "this is not an unfinished pass of ffedit; delete it")
     except EditError:
         if unfinished.exists():
             raise

@@ -93,6 +93,6 @@ def _read(folder: Path) -> dict[Path, tuple[Address, KeyMoments]]:
         raise EditError(f"{folder}: holds no key statistics; a folder that `ffedit stats --out` wrote was expected")
     for path, moments in files.items():
         if not ADDRESS.fullmatch(moments.address):
-            raise EditError(f"{path}: statistics of {show(moments.address)}, which is no layer; collect them anew")
+            raise EditError(f"{path}: statistics of {show(moments.address)}, which is not a layer; collect them anew")
     read = {path: (Address(*map(int, moments.address.split("."))), moments) for path, moments in files.items()}
     return dict(sorted(read.items(), key=lambda item: item[1][0]))

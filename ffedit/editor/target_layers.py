@@ -62,8 +62,8 @@ def check_routes(
         if flipped:
             named = ", ".join(str(memory.address) for memory in ff.memories)
             raise EditError(
-                f"the routing flips under the edit: {subject!r} goes to expert {ff.layer}.{flipped[0]} once "
-                f"the layers below are edited, and was to be written to {named}; write to one layer"
+                f"the edit of the layers below sends {subject!r} to expert {ff.layer}.{flipped[0]}, but this "
+                f"layer is edited in {named}; write to a single layer"
             )
 
 

@@ -99,8 +99,8 @@ class GenericText:
         drift, text = float(torch.cat(distances).mean()), perplexity(torch.cat(chosen))
         if not text < float("inf") or drift != drift:
             raise ModelError(
-                f"{editable.name}: the probabilities of generic text are not finite (NaN); no score can be given: a "
-                "sound checkpoint, or a smaller edit, was expected"
+                f"{editable.name}: the probabilities of generic text are not finite (NaN), so there is no score; use "
+                "a sound checkpoint, or a smaller edit"
             )
         return drift, text
 
@@ -113,7 +113,7 @@ def _rows_of(editable: Editable, path: Path) -> list[list[int]]:
         raise EditError(f"{path}: cannot be read as text ({error}); a text file in UTF-8 was expected") from error
     ids, start = plain_ids(editable.tokenizer, text), editable.start_tokens
     if len(ids) < 2:
-        raise EditError(f"{path}: comes to {len(ids)} tokens; a text of some sentences was expected")
+        raise EditError(f"{path}: has {len(ids)} tokens; a text of some sentences was expected")
     length = min(FILE_TOKENS - len(start), editable.max_tokens - len(start), len(ids))
     return [[*start, *ids[i : i + length]] for i in range(0, len(ids) - length + 1, length)]
 

@@ -226,9 +226,9 @@ def check_tokenizers(editable: Editable, name: str, tokenizer: PreTrainedTokeniz
     base = editable.tokenizer
     sizes = [each.get_text_config().vocab_size for each in (editable.model.config, config)]
     if base.get_vocab() != tokenizer.get_vocab():
-        why = f"{len(tokenizer.get_vocab())} tokens, {len(base.get_vocab())} in the base, not the same ones"
+        why = f"other tokens: {len(tokenizer.get_vocab())}, and {len(base.get_vocab())} in the base"
     elif base(PROBE, verbose=False)["input_ids"] != tokenizer(PROBE, verbose=False)["input_ids"]:
-        why = "the same tokens, used in another way"
+        why = "the same tokens, but it divides a text in another way"
     elif sizes[0] != sizes[1]:
         why = f"{sizes[1]} logits, {sizes[0]} in the base"
     else:

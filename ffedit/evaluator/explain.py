@@ -166,7 +166,7 @@ class Parts:
     def index(self, subject: str) -> int:
         """Return the number of the subject; FactError where it has no key, or several."""
         if (count := self.subjects.count(subject)) != 1:
-            raise FactError(f"the edit has {counted(count, 'key')} of {quoted(subject)}, where one was expected")
+            raise FactError(f"the edit has {counted(count, 'key')} for {quoted(subject)}, where one was expected")
         return self.subjects.index(subject)
 
 
@@ -176,7 +176,7 @@ def take_apart(editable: Editable, edit: Edit) -> Parts:
     With K the keys that were solved for and Δ = L R, δ_i are the columns of Δ K, and u_iᵀ the rows of (R K)⁺ R.
     """
     if len(edit.layers) != 1:
-        raise EditError(f"the edit changes {counted(len(edit.layers), 'layer')}, and not one that holds all of δ")
+        raise EditError(f"the edit changes {counted(len(edit.layers), 'layer')}, so no layer has all of δ")
     ff = editable.feed_forward[edit.layers[0]]
     if ff.mixture is not None:
         raise EditError("the edit changes experts, which a token may or may not be routed to")
@@ -185,7 +185,7 @@ def take_apart(editable: Editable, edit: Edit) -> Parts:
     if not isinstance(update, LowRank) or not K.shape[1]:
         raise EditError("the edit was not solved for keys (fine-tuned, or the difference of two checkpoints)")
     if len(subjects) != K.shape[1]:
-        raise EditError("the edit does not say whose its keys are")
+        raise EditError("the edit does not say to which subjects its keys belong")
     parts = edit.provenance.get("parts", [edit.provenance])
     tokens: set[FactToken] = {part.get("config", {}).get("key", {}).get("fact_token", "subject_last") for part in parts}
     if len(tokens) > 1:

@@ -357,7 +357,9 @@ def _added(point: str, package: str, loaded: object) -> Metric:
         raise FFEditError(f"{type(loaded).__name__} was found; a function was expected")
     added = loaded if isinstance(loaded, Metric) else Metric(point, loaded)
     if not re.fullmatch(r"[a-z][a-z0-9_]*", added.name) or added.name in ("to_dict", "from_dict"):
-        raise FFEditError(f"{added.name!r} is no free name of a score; small letters, digits and _ were expected")
+        raise FFEditError(
+            f"{added.name!r} is not a name that a score can have; small letters, digits and _ were expected"
+        )
     return replace(added, package=package)
 
 

@@ -109,6 +109,6 @@ def _check(editable: Editable, contexts: Sequence[Context], top: Tensor) -> None
         edits = len(editable.history.known)
         edited = f" with {edits} edit{'s' if edits > 1 else ''}" if edits else ""
         raise ModelError(
-            f"{editable.name}{edited}: the probabilities after {text[-60:]!r} are not finite (NaN); no score can be "
-            "given: a sound checkpoint, or a smaller edit, was expected"
+            f"{editable.name}{edited}: the probabilities after {text[-60:]!r} are not finite (NaN), so there is no "
+            "score; use a sound checkpoint, or a smaller edit"
         )

@@ -33,13 +33,13 @@ MEASURED_ON = {
 }
 # Reasons for leaving prompts of a fact out of a score, by the suffix of its name in `FactScores.left_out`.
 REASONS = {
-    "/edited": "what they ask for is edited as well",
+    "/edited": "the fact that they ask for is edited as well",
     "/unsaid": "no object is named, and the model says none before the edit",
-    "/one": "both objects are one, so there is nothing to compare",
+    "/one": "both objects are the same, so there is nothing to compare",
     "/alone": "they need edits that are not made together with this one",
 }
 OF_SCORE = {
-    "neighbor_with_edit": "too long for the model behind the edit's sentence",
+    "neighbor_with_edit": "too long for the model after the edit's sentence",
     "divergence": SAMPLED,
     "cross_lingual": "the model's tokenizer does not know them",
 }

@@ -196,12 +196,14 @@ def _failure(failed: Sequence[FactScores], count: int) -> str:
         if weaker:
             return f"{new} is not more likely than the old object; the model says {quoted(score.says)}"
         likelier = "" if score.scores.efficacy is None else f"{new} is now more likely than the old object, but "
-        return f"{likelier}by itself the model says {quoted(score.says)}{'' if likelier else f', not {new}'}"
+        return f"{likelier}the model generates {quoted(score.says)}{'' if likelier else f', not {new}'}"
     reasons = []
     if weaker:
         reasons.append(f"for {len(weaker)} of {count} facts the new object is not more likely than the old")
     if len(failed) > len(weaker):
-        reasons.append(f"for {len(failed) - len(weaker)} of {count} it is, but the model says something else by itself")
+        reasons.append(
+            f"for {len(failed) - len(weaker)} of {count} it is more likely, but the model generates another answer"
+        )
     return ", and ".join(reasons)
 
 
@@ -225,7 +227,7 @@ def _rest(before: Scores, after: Scores, ends: Mapping[str, str]) -> str:
     missing = [name for name in EXPECTED if getattr(after, name) is None]
     if after.drift is not None:
         held.append(f"drift {number(after.drift)} nats per token")
-    text = f", and what else was measured held ({', '.join(held)})" if held else ""
+    text = f", and the other scores held ({', '.join(held)})" if held else ""
     return text + (f"; not measured, since the fact has no prompts for it: {' and '.join(missing)}" if missing else "")
 
 

@@ -51,8 +51,8 @@ def write_adapter(folder: Path, base: str, edit: Edit, revision: str | None = No
     for address, update in edit.updates.items():
         if not isinstance(update, LowRank):
             raise EditError(
-                f"the update of layer {address} is dense, which no adapter of low rank holds; export a checkpoint or a "
-                "delta (--format)"
+                f"the update of layer {address} is dense, and a low-rank adapter cannot contain it; export a "
+                "checkpoint or a delta (--format)"
             )
         about = identity_in(edit, address)
         parameter, expert = of_expert(about["parameter"])
@@ -60,7 +60,9 @@ def write_adapter(folder: Path, base: str, edit: Edit, revision: str | None = No
         experts[parameter] = 1 if expert is None else about["experts"]
         transposed.add(expert is None and about["transposed"])
     if len(transposed) > 1:
-        raise EditError("the edit changes matrices of both orientations, which one adapter cannot hold; export a delta")
+        raise EditError(
+            "the edit changes matrices of both orientations, and one adapter cannot contain both; export a delta"
+        )
     by_parameter = mixture or any(None not in pairs for pairs in factors.values())
     ranks: dict[str, int] = {}
     tensors: dict[str, Tensor] = {}

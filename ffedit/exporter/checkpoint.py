@@ -92,9 +92,11 @@ def export_plan(tensors: Mapping[str, Stored], edit: Edit) -> Plan:
         shape = tuple(reversed(update.shape)) if transposed else update.shape
         name = file_name(tensors, parameter, about.get("saved_as", "")) or _by_numbers(tensors, edit, address, shape)
         if name is None or tensors[name].shape != shape:
-            seen = "which is not in it" if name is None else f"which is {list(tensors[name].shape)} in it"
+            seen = (
+                "which the base does not have" if name is None else f"which is {list(tensors[name].shape)} in the base"
+            )
             raise EditError(
-                f"the edit changes {parameter} {list(shape)}, {seen}; give the base that it was computed on"
+                f"the edit changes {parameter} {list(shape)}, {seen}; give the base on which it was computed"
             )
         plan[name] = Rewrite(tensors[name], (update,), transposed, parameter, address)
     return plan
@@ -152,7 +154,7 @@ def is_of_edited_base(edit: Edit, tensors: Mapping[str, Stored], originals: Mapp
     for name in others:
         if name not in originals or not _is_like(originals[name], edit, plan[name].address):
             raise EditError(
-                f"{base}: {name} is not the matrix that the edit was computed on (another model, or edited already); "
+                f"{base}: {name} is not the matrix on which the edit was computed (another model, or edited already); "
                 "give its base with --model"
             )
     return not others

@@ -149,7 +149,7 @@ def _folder(name: str | Path, progress: Progress) -> Path:
     except ValueError:
         config = None
     if not isinstance(config, str):
-        raise ModelError(f"{name}: no such folder, and no hub id that is in the cache; a checkpoint was expected")
+        raise ModelError(f"{name}: no such folder, and not in the cache of the hub; a checkpoint was expected")
     return Path(config).parent
 
 
@@ -216,10 +216,9 @@ def edit_from_diff(editable: Editable, difference: Diff) -> Edit:
             memory, delta = memories[name], change.update
             updates[memory.address] = LowRank(delta.right.T, delta.left.T) if memory.stored_transposed else delta
     if others:
-        many = f"{counted(len(others), 'tensor')} {'differs that is' if len(others) == 1 else 'differ that are'}"
         raise EditError(
-            f"{many} no value matrix of {difference.base} ({', '.join(others[:3])}), which no edit can hold; ship the "
-            "whole checkpoint"
+            f"{counted(len(others), 'changed tensor')} of {difference.edited} ({', '.join(others[:3])}) cannot be part "
+            "of an edit, which changes only value matrices; use the whole checkpoint"
         )
     if not updates:
         raise EditError(

@@ -110,7 +110,9 @@ def plan_undo(folder: Path, which: int | str | None = None, inexact: bool = Fals
     """Plan the undoing of one edit of a checkpoint; arguments and errors are those of `exporting.undo`."""
     edits = history(folder)
     if not edits:
-        raise EditError(f"{folder}: no edits in it, nothing to undo; a checkpoint of `ffedit export` was expected")
+        raise EditError(
+            f"{folder}: no edits in it, so there is nothing to undo; a checkpoint of `ffedit export` was expected"
+        )
     number = len(edits) - 1 if which is None else _index_of(str(which), edits, folder)
     edit, tensors, originals = edits[number], contents(folder), read_originals(folder)
     added = [export_plan(tensors, other) for other in edits]

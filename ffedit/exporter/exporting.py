@@ -166,16 +166,18 @@ def _export_gguf(placing: Placing, base: Base, out: Path, format: Format, verify
     """Write and verify a GGUF file, a model or an adapter; the verifying process reads the edit from beside it."""
     file = source_file(base.name, base.folder)
     if out.suffix != ".gguf":
-        raise EditError(f"{out}: a GGUF file is to be made; name one that ends in .gguf")
+        raise EditError(f"{out}: this export is a GGUF file; give it a name that ends in .gguf")
     if out.exists() and out.samefile(file):
-        raise EditError(f"{out}: is the file that the model was loaded from, which stays as it is; name another")
+        raise EditError(f"{out}: the model was loaded from this file, which is never changed; name another")
     if format == "gguf" and len(gguf_parts(file)) > 1:
         raise EditError(
-            f"{file}: is one of several parts, and an edited file is made of a whole one; join them "
+            f"{file}: is one of several parts, and only a whole file can be edited; join them "
             "(llama-gguf-split --merge), or export an adapter (--format adapter)"
         )
     if format == "adapter" and verify == "logits":
-        raise EditError("transformers reads no adapter of llama.cpp, so that logits cannot be compared; verify tensors")
+        raise EditError(
+            "transformers cannot read an adapter of llama.cpp, so logits cannot be compared; verify tensors"
+        )
     packed = base.packed() if format == "gguf" else {}
     done: list[Exported] = []
 
@@ -375,11 +377,11 @@ def _check_comparable(base: Base, format: Format) -> None:
     """Check that logits can be compared: the base is on disk, and PEFT installed for an adapter."""
     if base.folder is None and format != "checkpoint":
         raise EditError(
-            f"{base.name} is not on the disk as it is in memory (edited, quantised, or given as a pair), so that no "
-            f"other process can compare logits with its {format}; export a checkpoint, or verify tensors alone"
+            f"{base.name} on disk differs from the model in memory (edited, quantised, or given as a pair), so no "
+            f"other process can compare logits with its {format}; export a checkpoint, or verify only tensors"
         )
     if format == "adapter" and importlib.util.find_spec("peft") is None:
         raise EditError(
-            "PEFT is not installed, so that logits with the adapter cannot be compared; install it "
-            "(pip install 'ffedit[peft]'), or verify tensors alone"
+            "PEFT is not installed, so logits with the adapter cannot be compared; install it "
+            "(pip install 'ffedit[peft]'), or verify only tensors"
         )

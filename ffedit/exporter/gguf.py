@@ -70,7 +70,7 @@ def source_file(name: str, folder: Path | None) -> Path:
     file = gguf_file(name)
     if file is None:
         raise EditError(
-            f"{name}: was not loaded from a GGUF file, and one is made from nothing else; give --model FILE.gguf"
+            f"{name}: was not loaded from a GGUF file, so it cannot be exported as one; give --model FILE.gguf"
         )
     if folder is None or converted(name, file, weights=False) != folder:
         raise EditError(
@@ -93,8 +93,8 @@ def pack(file: Path, folder: Path, edit: Edit) -> dict[Address, Packed]:
         tensor = tensors.get(name) if at.expert is None else None
         if tensor is None or not torch.equal(_unpacked(tensor.data, tensor.tensor_type), weight):
             raise EditError(
-                f"{file}: the value matrix of layer {at} is not its tensor {name} (an expert's?), and no other tensor "
-                "of a GGUF file is written; export a checkpoint, and convert that"
+                f"{file}: the value matrix of layer {at} is not its tensor {name} (an expert's?), and no other "
+                "tensor of a GGUF file can be edited; export a checkpoint, and convert it"
             )
         packed[at] = _packed(name, tensor.tensor_type, weight, change.updates[0], edit.keys[at])
     return packed
@@ -189,7 +189,9 @@ def write_adapter(file: Path, target: Path, edit: Edit) -> None:
     shapes = {tensor.name: tensor.shape.tolist()[::-1] for tensor in reader.tensors}
     for at, update in edit.updates.items():
         if not isinstance(update, LowRank):
-            raise EditError(f"the update of layer {at} is dense, which no adapter of low rank holds; export FILE.gguf")
+            raise EditError(
+                f"the update of layer {at} is dense, and a low-rank adapter cannot contain it; export FILE.gguf"
+            )
         if at.expert is not None or shapes.get(tensor_name(at)) != list(update.shape):
             raise EditError(f"{file}: the value matrix of layer {at} is not its tensor {tensor_name(at)}")
         factors[tensor_name(at)] = balanced(update)

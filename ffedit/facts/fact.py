@@ -173,7 +173,7 @@ class Fact(Displayed):
         if type(self.occurrence) is not int:
             raise FactError(f"occurrence must be a whole number, found {show(self.occurrence)}")
         if SLOT in self.subject:
-            raise FactError(f"subject {show(self.subject)} holds {{}}; the slot belongs into the prompt")
+            raise FactError(f"subject {show(self.subject)} contains {{}}; only the prompt may contain it")
         if self.target is not None and self.target == self.previous:
             raise FactError(
                 f"target and previous are both {show(self.target)}; expected a new object", kind="nothing to change"
@@ -196,7 +196,7 @@ class Fact(Displayed):
         staying = {probe.prompt: "neighbors" for probe in self.neighbor_probes}
         staying |= {probe.prompt: "same_subject" for probe in self.same_subject_probes}
         staying |= {probe.prompt: "locality" for probe in self.locality_probes}
-        measured, change = "and what is optimised measures nothing", "whose answer is to change"
+        measured, change = "so the edit would optimise what it is measured by", "whose answer should change"
         self._check_none("also", also, changing | staying, measured)
         kept = [probe.prompt for probe in self.keep_probes]
         self._check_none("keep", kept, changing | also, change)
@@ -206,7 +206,7 @@ class Fact(Displayed):
         known = {_normalised(text): other for text, other in others.items()}
         for text in texts:
             if (other := known.get(_normalised(text))) is not None:
-                raise FactError(f"{field} {show(text)} stands in {other}, too, {why}; leave one of them out")
+                raise FactError(f"{field} {show(text)} is also in {other}, {why}; leave one of them out")
 
     def __repr__(self) -> str:
         shown = [f"Fact({self.subject!r}, {self.prompt!r}"]
@@ -234,7 +234,7 @@ class Fact(Displayed):
     def new_object(self) -> str:
         """Target of a fact that is to be written; raises FactError where there is none."""
         if self.target is None:
-            raise FactError(f"{show(self.text)} has no new object; give a target (without one: locate only)")
+            raise FactError(f"{show(self.text)} has no new object; give a target (only locate works without one)")
         return self.target
 
     @property
@@ -300,13 +300,13 @@ def _span(field: str, prompt: str, subject: str, occurrence: int = 0) -> tuple[i
         return start, start + len(subject)
     shown, name, slots = show(prompt), show(subject), prompt.count(SLOT)
     if slots > 1:
-        raise FactError(f"{field} {shown} has {slots} slots {{}}; expected one: write the others out")
+        raise FactError(f"{field} {shown} has {slots} slots {{}}; expected one: write the subject in the others")
     if slots == 1:
         raise FactError(f"{field} {shown} marks the subject with {{}}; leave occurrence out")
     spans = list(occurrences(prompt, subject))
     if not spans:
         inside = subject in prompt
-        why = "holds the subject {} only inside another word" if inside else "has neither {{}} nor the subject {}"
+        why = "contains the subject {} only inside another word" if inside else "has neither {{}} nor the subject {}"
         raise FactError(f"{field} {shown} {why.format(name)}; put {{}} where the subject stands")
     if not 0 <= occurrence < len(spans):
         raise FactError(
@@ -345,12 +345,14 @@ def check_facts(facts: Sequence[Fact]) -> None:
         raise EditError("no facts to write; give at least one")
     for first, second in conflicts(facts):
         raise EditError(
-            f"{first.text!r} is to become {first.new_object!r} and {second.new_object!r}; keep one of the two facts"
+            f"two facts give {first.text!r} the objects {first.new_object!r} and {second.new_object!r}; keep one"
         )
     stated = {_normalised(text): fact for fact in facts for text, _ in fact.statements}
     for probe in (probe for fact in facts for probe in fact.keep_probes):
         if (fact := stated.get(_normalised(probe.prompt))) is not None:
-            raise EditError(f"{probe.prompt!r} is to be kept, and to become {fact.new_object!r}; leave one of them out")
+            raise EditError(
+                f"{probe.prompt!r} is a prompt to keep and a fact with target {fact.new_object!r}; leave one out"
+            )
 
 
 def conflicts(facts: Iterable[Fact]) -> list[tuple[Fact, Fact]]:

@@ -69,5 +69,5 @@ def _word_end(word: str, subject: str) -> int:
     """Return the offset at which a word of the subject ends."""
     found = next(occurrences(subject, word), None)
     if found is None:
-        raise FactError(f"fact token {show(word)} is no word of the subject {show(subject)}; {KINDS} was expected")
+        raise FactError(f"fact token {show(word)} is not a word of the subject {show(subject)}; {KINDS} was expected")
     return found[1]

@@ -38,15 +38,15 @@ ANSWERING = ("target", "previous", "answer", *(f"{role} answers" for role in ASK
 
 UNNAMED = "FIELD"  # in `--map`, where no field is like what is needed
 NO_SUBJECT = (
-    "no subject is named: the whole prompt is the subject and its last token the place, so that other wordings will "
-    "seldom give the new object; --map subject=FIELD names one"
+    "no subject is named, so the whole prompt is the subject and is edited at its last token; other wordings will "
+    "seldom give the new object (--map subject=FIELD names a subject)"
 )
 OTHER_FORM = "the subject is taken in the form that its prompt has"
 ENDED = "the prompt ends in its object, and is asked without it"
-BARE = "a full stop or special token behind an object is left out"
+BARE = "a full stop or special token after an object is left out"
 UNANSWERED = "portability prompts without an answer were left out"
-REPLACED = "Forgetfulness prompts that ask for what the edit replaces were left out"
-TOGETHER = "multi-hop questions are asked where all {} edits of their case are made together"
+REPLACED = "Forgetfulness prompts that ask for the replaced object were left out"
+TOGETHER = "multi-hop questions are asked only if all {} edits of their case are made together"
 
 
 class Note(str):
@@ -117,7 +117,7 @@ def parse(record: object, shape: Shape = ANY) -> Parsed:
         try:
             facts[0] = _asked_in(language, _Reading(other, ANY).fact(), facts[0])
         except FactError as error:
-            notes.append(Note(f"what is in {language} cannot be asked", str(error)))
+            notes.append(Note(f"the texts in {language} cannot be asked", str(error)))
     return Parsed(tuple(facts), tuple(dict.fromkeys(notes)), tuple(dict.fromkeys(unread)))
 
 
@@ -155,13 +155,13 @@ class _Reading:
         """Return the fact. Raises FactError where it has no prompt, and as `Fact` does."""
         prompts = self._texts("prompt")
         if not prompts:
-            raise FactError(f"unknown shape: no field is known as a prompt{self._hint()}", kind="unknown shape")
+            raise FactError(f"unknown format: no field is recognised as a prompt{self._hint()}", kind="unknown format")
         if not isinstance(prompts[0], str):
             raise FactError(f"prompt must be text, found {show(prompts[0])}")
         target, previous, aliases = self._objects(prompts[0])
         if target is None and self.shape.need_targets:
             raise FactError(
-                f"{show(prompts[0])} has no new object; give a target (without one: locate only){self._hint()}",
+                f"{show(prompts[0])} has no new object; give a target (only locate works without one){self._hint()}",
                 kind="no new object",
             )
         subject, prompt = self._subject(self._without_object(with_slot(prompts[0]), target))
@@ -371,7 +371,7 @@ class _Reading:
         names = ", ".join(".".join(path) for path, _ in entries(self.record)) or "none"
         found, guessed = f"; found the fields {show(names)}", self._guess()
         if guessed.get("prompt") == UNNAMED and "subject" in self.fields:
-            return f"{found}; add a field prompt, whose text the object ends, with {{}} for the subject"
+            return f"{found}; add a field prompt that the object completes, with {{}} for the subject"
         if all(name == UNNAMED for name in guessed.values()):
             return found
         option = ",".join(f"{role}={name}" for role, name in guessed.items())

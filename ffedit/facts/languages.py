@@ -57,8 +57,8 @@ def in_language(record: Record, language: str | None) -> tuple[Record, Record]:
     if language is None or language.casefold() not in keys:
         there = ", ".join(map(str, keys.values()))
         chosen = f"the record is in {there}; choose one: --language {next(iter(keys.values()), '')}"
-        absent = f"the record has no part in {language}, {f'only in {there}' if there else 'nor in any language'}"
-        raise FactError(chosen if language is None else absent, kind="no part in the language")
+        absent = f"the record has no text in {language}, {f'only in {there}' if there else 'nor in any language'}"
+        raise FactError(chosen if language is None else absent, kind="no text in the language")
     chosen = record[keys.pop(language.casefold())]
     common = {key: value for key, value in record.items() if value is not chosen and key not in keys.values()}
     return {**common, **chosen}, {key: record[key] for key in keys.values()}

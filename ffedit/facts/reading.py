@@ -76,7 +76,7 @@ class Sifted:
             good = self.records - len(self.left_out)
             none = f" (none of {self.records} can be used)" if self.records > 1 else ""
             some = f" ({counted(len(self.left_out), 'record')} of {self.records} cannot be used)"
-            goes_on = f"; --skip-bad goes on with the {good} that can"
+            goes_on = f"; --skip-bad uses the {counted(good, 'good record')}"
             raise FactError(f"{of}: {reason}{some}{goes_on}" if good else f"{of}{none}: {reason}")
         return list(self.facts)
 
@@ -167,7 +167,7 @@ def sift_facts(
                 sifting.add(number if several is None else f"{name}, record {number}", record, shape, several)
         if where is not None and sifting.records == before:
             raise FactError(
-                f"{name}: no record has {where[0]!r} of {where[1]!r}; name a field of the data and its value"
+                f"{name}: no record has {where[1]!r} in the field {where[0]!r}; name a field of the data and its value"
             )
     return sifting.sifted(", ".join(map(name_of, sources)), together, in_sequence)
 
@@ -276,7 +276,9 @@ class _Sifting:
             if first == number:
                 kept.append((number, fact))
             else:
-                reason = f"case_id {show(fact.case_id)} is that of {_where(first)}, another fact; give each its own"
+                reason = (
+                    f"case_id {show(fact.case_id)} is also that of {_where(first)}, another fact; give each its own"
+                )
                 self.left_out[number] = FactError(reason, kind="a case_id that another fact has")
         self.facts = kept
 

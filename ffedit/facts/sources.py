@@ -360,10 +360,10 @@ def _explained(table: Table) -> Iterator[None]:
     except Exception as error:  # the errors that `datasets` and the hub raise have no common class
         why = brief(error)
         if Path(table.path).exists():
-            raise FactError(f"{table.name} is no table that can be read: {why}") from error
+            raise FactError(f"{table.name} is not a table that can be read: {why}") from error
         raise FactError(
-            f"{table.name}: no such path, and not to be had as a data set of the hub ({why}); "
-            "download a file of it and give that"
+            f"{table.name}: no such path, and it cannot be read as a data set of the hub ({why}); "
+            "download a file of the data set and name that file"
         ) from error
     finally:
         for logger, level in zip(loggers, levels, strict=True):

@@ -103,7 +103,7 @@ def with_slot(prompt: Any) -> Any:
     text = OBJECT_SLOT.sub("", SLOTS.sub(SLOT, prompt))
     if OBJECT.search(text):
         raise FactError(
-            f"prompt {show(prompt)} has its object before its end; end it where the object begins",
+            f"prompt {show(prompt)} has words after the mark for the object; end it where the object begins",
             kind="an object before the prompt's end",
         )
     return text

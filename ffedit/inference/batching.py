@@ -143,8 +143,8 @@ def device_failure(error: BaseException) -> str | None:
         )
     if said.startswith(DEVICE_FAILED):
         return (
-            f"the device failed ({said}): it is gone, or its computation stopped; the same command goes on where saved "
-            "work allows, or use another --device"
+            f"the device failed ({said}); run the same command again, which continues from saved work, or use another "
+            "--device"
         )
     return None
 

@@ -113,8 +113,7 @@ def _likeliest_word(editable: Editable, prompt: Encoded) -> Encoded:
             if (answer := _first_word(editable, prompt, [token, *rest])) is not None:
                 return answer
     raise ModelError(
-        f"{editable.name} says nothing after {prompt.text[-60:]!r}, and no token of its vocabulary begins a word; give "
-        "the fact's previous object"
+        f"{editable.name} generates no word after {prompt.text[-60:]!r}; name the old object of this fact (previous)"
     )
 
 

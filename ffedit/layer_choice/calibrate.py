@@ -204,8 +204,8 @@ def choose_layer(
     if len(known) < LEAST:
         whose = "built-in calibration facts" if facts is None else "facts"
         raise EditError(
-            f"{editable.name} knows {len(known)} of the {len(asked)} {whose}, and layers are compared on at least "
-            f"{LEAST}; give facts with `previous` objects that it says"
+            f"{editable.name} knows {len(known)} of the {len(asked)} {whose}, but at least {LEAST} are needed "
+            "to compare layers; give facts whose `previous` objects it generates"
         )
     written = in_turn(known)[:WRITTEN] if facts is None else known
     for layer in tried:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Literal, TypeAlias
 
 from ffedit.editor.checks import in_reach
@@ -38,7 +37,8 @@ SHOWN_PRODUCTS = 3 * 10**12
 class Found:
     """Layer to edit, and the reason for it."""
 
-    traces: TraceSet  # of feed-forward outputs; of all facts if they decide, else of the first
+    # of feed-forward outputs; of all facts if they decide, else of the first, where it is to be shown
+    traces: TraceSet | None
     layer: int
     # what decided: the layer "published" for the model or the "usual" one (`auto`), the facts' "trace", the
     # user's "request"; or that it is the "only" one whose output reaches the answer
@@ -58,14 +58,26 @@ def find_layer(
     method: str = "memit",
     config: EditConfig | None = None,
     progress: Progress = silent,
+    show: bool = True,
 ) -> Found:
-    """Find the layer to edit as `asked`, among those whose output reaches the answer, and trace the facts.
+    """Find the layer to edit as `asked`, among those whose output reaches the answer.
 
-    `asked` is "auto" or "trace"; anything else traces among the layers `allowed`. The seed of `config` is the trace's.
+    Args:
+        editable: the model.
+        facts: the facts to write.
+        asked: "auto" or "trace"; anything else traces among the layers `allowed`.
+        allowed: the layers to choose from.
+        method: of the edit.
+        config: of which the seed is the trace's.
+        progress: called with the progress.
+        show: trace the first fact also where no trace decides.
     """
     config, auto = config or EditConfig(), auto_layer(editable, method)
     allowed = in_reach(editable, facts, check_method(method), allowed, config.key.fact_token)
-    first_fact = partial(shown, editable, facts, config.seed, progress)
+
+    def first_fact() -> TraceSet | None:
+        return shown(editable, facts, config.seed, progress) if show else None
+
     if len(allowed) == 1:
         return Found(first_fact(), allowed[0], "only" if asked in ("auto", "trace") else "request", auto)
     if asked == "auto":
@@ -96,5 +108,7 @@ def shown(editable: Editable, facts: Sequence[Fact], seed: int = 0, progress: Pr
 def spread_below(layer: int, count: int) -> range:
     """Return the `count` consecutive layers that share an edit, the highest of which is `layer`."""
     if count > layer + 1:
-        raise EditError(f"--spread {count} was asked for, but layer {layer} has only {layer} below it; spread less")
+        raise EditError(
+            f"--spread {count} was asked for, but layer {layer} has only {layer} below it; use a smaller one"
+        )
     return range(layer + 1 - count, layer + 1)

@@ -136,8 +136,8 @@ class ProcessGroup:
             differ = [f"{name} {own}, and {other.get(name)}" for name, own in first.items() if own != other.get(name)]
             if differ:
                 raise EditError(
-                    f"the processes of rank 0 and {rank} do not work on the same: {'; '.join(differ)}; give all the "
-                    "same files, options and versions"
+                    f"the processes of rank 0 and {rank} differ: {'; '.join(differ)}; give all processes the same "
+                    "files, options and versions"
                 )
 
     def wait(self) -> None:
@@ -232,6 +232,6 @@ def _together() -> Iterator[None]:
         yield
     except RuntimeError as error:  # Gloo's and NCCL's words for a closed connection differ by system and version
         raise ProcessError(
-            "another process of this run has ended; the same command goes on where saved work allows "
+            "another process of this run has ended; the same command continues from saved work "
             f"({str(error).splitlines()[0][:120]})"
         ) from error

@@ -30,8 +30,8 @@ def check_folder(folder: Path, name: str) -> None:
     files = sorted(path for pattern in LARGE for path in folder.glob(pattern) if path.is_file())
     if pointers := [path.name for path in files if is_pointer(path)]:
         raise ModelError(
-            f"{name}: {pointers[0]} is a Git LFS pointer, which names the file in its place; fetch the files "
-            f"themselves: git -C {shlex.quote(str(folder))} lfs pull"
+            f"{name}: {pointers[0]} is a Git LFS pointer, not the file itself; fetch the files: "
+            f"git -C {shlex.quote(str(folder))} lfs pull"
         )
     is_model = (folder / "config.json").is_file()
     if (folder / ADAPTER).is_file():
@@ -39,17 +39,17 @@ def check_folder(folder: Path, name: str) -> None:
         what = f"an adapter of {base_of(folder)}"
         if is_model:
             raise ModelError(
-                f"{name}: holds a model and {what}, which transformers loads in its place; to edit the model itself, "
-                f"move {ADAPTER} elsewhere; to edit the adapted one, {merge}"
+                f"{name}: holds a model and {what}, which transformers would load, too; to edit the model alone, "
+                f"move {ADAPTER} elsewhere; to edit it with the adapter, {merge}"
             )
-        raise ModelError(f"{name}: is {what} and no model; {merge}")
+        raise ModelError(f"{name}: is {what}, not a model; {merge}")
     if not is_model:
         raise ModelError(f"{name}: no config.json in it; {_elsewhere(folder)}")
     if (folder / INDEX).is_file():
         read_index(folder / INDEX)
     elif not (folder / SINGLE).is_file() and (pickled := pickled_weights(folder)):
         raise ModelError(
-            f"{name}: its weights are pickled ({pickled[0].name}), and no pickle is loaded; convert them first: "
+            f"{name}: its weights are pickled ({pickled[0].name}), and ffedit loads no pickles; convert them first: "
             f"{conversion(folder)}"
         )
     elif not any(path.suffix == ".safetensors" for path in files):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import struct
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -45,11 +46,11 @@ def checked(name: str, file: Path) -> Any:
     """Return the `gguf.GGUFReader` of a file; refuse a part of a model, an encoder, and what cannot be unpacked."""
     reader = open_gguf(file)
     if not reader.tensors:
-        raise ModelError(f"{file}: holds no weights (a vocabulary alone?); a GGUF file of a model was expected")
+        raise ModelError(f"{file}: holds no weights (only a vocabulary?); a GGUF file of a model was expected")
     if (parts := entry(reader, "split.count", 1)) > len(gguf_parts(file)):
         raise ModelError(
-            f"{name}: one of {parts} parts, which are found by their names (NAME-00001-of-{parts:05}.gguf); rename "
-            "them, or join them (llama-gguf-split --merge)"
+            f"{name}: is one of {parts} parts, and the others are missing; name them NAME-00001-of-{parts:05}.gguf "
+            "and so on, or join them (llama-gguf-split --merge)"
         )
     architecture = _architecture(reader)
     causal = entry(reader, f"{architecture}.attention.causal", True)
@@ -62,7 +63,7 @@ def checked(name: str, file: Path) -> Any:
             gguf.dequantize(torch.zeros(1, gguf.GGML_QUANT_SIZES[kind][1], dtype=torch.uint8).numpy(), kind)
         except NotImplementedError as error:
             raise ModelError(
-                f"{name}: quantised as {kind.name}, which gguf does not unpack; take one in another quantisation"
+                f"{name}: quantised as {kind.name}, which gguf does not unpack; use a file in another quantisation"
             ) from error
     return reader
 
@@ -82,7 +83,14 @@ def _open_part(file: Path) -> Any:
     """Return the reader of one file."""
 
     class Strict(gguf.GGUFReader):
-        """Reader that ends where the file does; gguf's own reads nothing from there on, as often as it is told to."""
+        """Reader that ends where the file does; gguf's own reads nothing from there on, as often as it is told to.
+
+        It reads the entries of a list, hundreds of thousands in a tokenizer's, without a call for each.
+        """
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            # A slice of a memory map takes ten times as long as one of the array on it.
+            super().__setattr__(name, value.view(np.ndarray) if isinstance(value, np.memmap) else value)
 
         def _get(self, offset: int, dtype: Any, count: int = 1, *order: Any, **options: Any) -> Any:
             if offset + np.dtype(dtype).itemsize * int(count) > len(self.data):
@@ -90,12 +98,39 @@ def _open_part(file: Path) -> Any:
             return super()._get(offset, dtype, count, *order, **options)
 
         def _get_field_parts(self, orig_offs: int, raw_type: int) -> Any:
-            if raw_type == gguf.GGUFValueType.ARRAY and self._get(orig_offs + 4, np.uint64)[0] > len(self.data):
+            if raw_type != gguf.GGUFValueType.ARRAY:
+                return super()._get_field_parts(orig_offs, raw_type)
+            kind, count = self._get(orig_offs, np.uint32), self._get(orig_offs + 4, np.uint64)
+            if count[0] > len(self.data):
                 raise EOFError
-            return super()._get_field_parts(orig_offs, raw_type)
+            first, item = orig_offs + 12, gguf.GGUFValueType(int(kind[0]))
+            types = [gguf.GGUFValueType.ARRAY, *([item] if count[0] else [])]
+            if item == gguf.GGUFValueType.STRING:
+                strings, end = self._strings(first, int(count[0]))
+                return end - orig_offs, [kind, count, *strings], [*range(3, 3 + len(strings), 2)], types
+            if (scalar := self.gguf_scalar_to_np.get(item)) is None:
+                return super()._get_field_parts(orig_offs, raw_type)
+            numbers = self._get(first, scalar, int(count[0]))
+            rows = list(numbers[:, None])
+            return 12 + numbers.nbytes, [kind, count, *rows], [*range(2, 2 + len(rows))], types
+
+        def _strings(self, at: int, count: int) -> tuple[list[Any], int]:
+            """Return the length and the bytes of each of `count` strings from byte `at` on, and where they end."""
+            length = struct.Struct(">Q" if self.endianess == gguf.GGUFEndian.BIG else "<Q")
+            parts: list[Any] = []
+            data: Any = self.data
+            for _ in range(count):
+                if at + 8 > len(data):
+                    raise EOFError
+                end = at + 8 + length.unpack_from(data, at)[0]
+                if end > len(data):
+                    raise EOFError
+                parts += data[at : at + 8], data[at + 8 : end]
+                at = end
+            return parts, at
 
     if is_pointer(file):
-        raise ModelError(f"{file}: a Git LFS pointer, which names the file in its place; fetch the file itself")
+        raise ModelError(f"{file}: a Git LFS pointer, not the file itself; fetch the file")
     with file.open("rb") as opened:
         magic, version = opened.read(4), opened.read(4)
     if magic != b"GGUF":
@@ -258,7 +293,7 @@ def check_declared(name: str, auto: Any, config: Any, held: int, tensors: int, s
     layers = getattr(config.get_text_config(), "num_hidden_layers", 0)
     if isinstance(layers, int) and layers > tensors:
         raise ModelError(f"{name}: its config declares {layers:,} layers, and the {source} holds {tensors:,} tensors")
-    with readable(f"{name}: its config declares no model that can be made"), torch.device("meta"):
+    with readable(f"{name}: no model can be made from its config"), torch.device("meta"):
         model = auto.from_config(config)
     declared = sum(weight.numel() for weight in model.parameters())
     if declared > 2 * held + SLACK:
@@ -285,8 +320,8 @@ def _check_weights(name: str, reader: Any, model: Any) -> None:
     read = sum(weight.numel() for weight in tensors)
     if read < held:
         raise ModelError(
-            f"{name}: transformers makes a model of {read:,} weights of {_architecture(reader)}, and the file holds "
-            f"{held:,}; give the model as a Hugging Face folder"
+            f"{name}: transformers reads only {read:,} of {held:,} weights of {_architecture(reader)} in this file; "
+            "give the model as a Hugging Face folder"
         )
 
 

@@ -55,8 +55,8 @@ Source: TypeAlias = "str | Path | tuple[PreTrainedModel, PreTrainedTokenizerBase
 # Files that a repository may hold besides the weights that are read.
 OTHER_WEIGHTS = ("*.bin", "*.h5", "*.msgpack", "*.onnx", "*.onnx_data", "*.gguf", "original/*", "onnx/*")
 QUANTISE_LATER = (
-    "; with what it was quantised with, it is measured as it is, and an edit of it is exported as an adapter; or edit "
-    "the model in 16 or 32 bits and quantise the result"
+    "; with the library that quantised it, its edits are exported as an adapter; or edit the model in 16 or 32 bits "
+    "and quantise the result"
 )
 # One of these is in the folder of any tokenizer that transformers reads.
 TOKENIZERS = ("tokenizer.json", "*.model", "vocab*", "*.tiktoken", "tekken.json", "*tokenizer*.py")
@@ -90,6 +90,7 @@ def load_model(
         classes = decoder_classes(checkpoint.config)
         model, tokenizer, saved = _read(checkpoint, classes, "causal", dtype_name, spread, progress)
         editable = find_and_verify(model, tokenizer, name, value_matrix, saved)
+        editable.dtype_open = dtype == "auto"
         if not any(memory.quantised for memory in editable.memories.values()):
             editable.unpacked = quantisation(checkpoint.config)
         if folder := cached_folder(editable):
@@ -217,7 +218,7 @@ def _ready_pair(
     options = {"device": device != "auto", "dtype": dtype != "auto", "revision": revision is not None}
     options |= {"trust_remote_code": trust_remote_code, "device_map": device_map is not None}
     if unused := [name for name, is_set in options.items() if is_set]:
-        raise ModelError(f"{', '.join(unused)}: found with a pair (model, tokenizer), which is loaded; leave it out")
+        raise ModelError(f"{', '.join(unused)}: a pair (model, tokenizer) is loaded already; leave this out")
     model, tokenizer = pair
     return model, tokenizer, model.config._name_or_path or type(model).__name__
 
@@ -247,7 +248,7 @@ def _check_revision(name: str, revision: str | None) -> None:
     """Refuse a revision of what has none: of all but hub ids."""
     if revision is not None and (name in NAMED or Path(name).exists()):
         raise ModelError(
-            f"{name} is on this machine, and --revision {revision} names a state of a model of the hub; leave it out"
+            f"{name} is on this machine, and --revision {revision} applies only to models of the hub; leave it out"
         )
 
 
@@ -411,7 +412,7 @@ def spread_over(
     """Return transformers' arguments for the devices; ModelError for an impossible device, map, folder or size."""
     if device_map is None:
         if offload_folder is not None or max_memory is not None:
-            raise ModelError("a folder to offload to or a largest memory was given without a device map; give auto")
+            raise ModelError("an offload folder or a memory limit needs a device map; give auto")
         return {"device_map": _whole(device)}
     if device != "auto":
         raise ModelError(f"device {device!r} and a device map were given; give one of them")
@@ -423,7 +424,7 @@ def spread_over(
         try:
             convert_file_size_to_int(size)
         except ValueError as error:
-            raise ModelError(f"a memory of {size!r} is not known; give a number of bytes, or 20GB, 512MB") from error
+            raise ModelError(f"{size!r} is not an amount of memory; give a number of bytes, or 20GB, 512MB") from error
     return {
         "device_map": device_map if isinstance(device_map, str) else dict(device_map),
         "offload_folder": None if offload_folder is None else str(offload_folder),
@@ -450,7 +451,7 @@ def _whole(device: str) -> str | None:
         why = shorten(str(error).partition("\n")[0], 60, placeholder=" …")
         raise ModelError(f"device {device!r} cannot be used ({why}): {_accelerators()}") from error
     if not held:
-        raise ModelError(f"device {device!r} holds no weights; give auto, cpu, or an accelerator")
+        raise ModelError(f"device {device!r} cannot hold weights; give auto, cpu, or an accelerator")
     return device
 
 
@@ -460,6 +461,6 @@ def _accelerators() -> str:
     if kind is None:
         return f"{build} was built for CPUs only; give auto or cpu, or install a torch that was built for the device"
     if not (count := torch.accelerator.device_count()):
-        return f"{build} was built for {kind.type}, but finds none; give auto or cpu, or see whether its driver works"
+        return f"{build} was built for {kind.type}, but finds none; give auto or cpu, or check its driver"
     names = ", ".join(f"{kind.type}:{i}" for i in range(count))
     return f"{build} finds {names}; give auto, cpu, or one of these"

@@ -92,7 +92,7 @@ def is_local(path: str, name: str) -> bool:
         return False
     if not isinstance(known, str):
         raise ModelError(
-            f"{name}: no such folder, and as a hub id it is not in the cache and {hub} cannot be reached ({fault}); "
+            f"{name}: no such folder, not in the cache of the hub, and {hub} cannot be reached ({fault}); "
             f"{', '.join(EMBEDDED)} need no network"
         )
     return True

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-OTHER = "it holds other things than named tensors, or is damaged"
+OTHER = "it holds more than named tensors, or is damaged"
 
 
 def main() -> str | None:

@@ -104,7 +104,7 @@ def _find_stack(
     ):
         stack.probe()
     if not torch.isfinite(last[0]).all():
-        raise ModelError(f"{name}: the numbers of its {kind} are not finite; a sound checkpoint was expected")
+        raise ModelError(f"{name}: the {kind} gives numbers that are not finite; use another checkpoint or dtype")
     for address, memory in stack.memories.items():
         _product_error(memory, keys[address], outputs[address], last[0].shape[-1], name)
     stack.layer_outputs = len(returned[0]) if isinstance(returned[0], tuple) else 0
@@ -118,8 +118,8 @@ def _transformers_model(model: Any, name: str) -> PreTrainedModel:
     model = getattr(model, "_orig_mod", model)  # what `torch.compile` returns holds the model and its weights
     if isinstance(model, nn.Module) and any(hasattr(module, "base_layer") for module in model.modules()):
         raise ModelError(
-            f"{name}: a PEFT adapter stands in this model, and an edit beneath it would be measured with it; merge it "
-            "first: model = model.merge_and_unload(), or take it out: model = model.unload()"
+            f"{name}: this model contains a PEFT adapter, which would take part in every measurement; merge it first "
+            "(model = model.merge_and_unload()), or remove it (model = model.unload())"
         )
     if not isinstance(model, PreTrainedModel):
         raise ModelError(f"{name}: a transformers model is needed, found {type(model).__name__}")
@@ -163,15 +163,17 @@ def _verify(editable: Editable) -> None:
         logits = _first_logits(editable, ids)
     if unused := [at.layer for at in dense if at not in outputs]:
         raise ModelError(
-            f"{name}: layer {unused[0]} of {type(model).__name__} does not run on text alone (it reads pictures?); a "
-            "decoder whose layers all do was expected"
+            f"{name}: layer {unused[0]} of {type(model).__name__} does not run on text alone (does it read pictures?); "
+            "a decoder in which every layer does was expected"
         )
     # The probe reads every weight but the embeddings of other tokens.
     if not (torch.isfinite(logits).all() and torch.isfinite(storage.fetched(editable.embedding)).all()):
         names = [path for path, _ in storage.parameters(model)]
         bad = [path for path in names if not torch.isfinite(storage.fetched_from(model, path)).all()]
         where = f"the weight {bad[0]} holds NaN or infinity" if bad else "its weights are finite, so it overflows"
-        raise ModelError(f"{name}: the model's numbers are not finite; {where}; a sound checkpoint was expected")
+        raise ModelError(
+            f"{name}: the model gives numbers that are not finite: {where}; use another checkpoint or dtype"
+        )
     shorter = editable.run(input_ids=ids[:, :-1], use_cache=False).logits
     scale = float(logits.abs().max())
     near = (1e-4 if logits.dtype.itemsize >= 4 else 5e-2) * scale
@@ -193,8 +195,8 @@ def _verify(editable: Editable) -> None:
     editable.resumable = _gap(replay.check, editable, ids) <= near
     if not editable.resumable and not (gap := _gap(replay.check, editable, ids)) <= near:
         raise ModelError(
-            f"{name}: {type(model).__name__} cannot be run on from the middle of a recorded pass (logits off by "
-            f"{gap:.1e}); a decoder whose layers hand on one residual stream, and nothing else, was expected"
+            f"{name}: {type(model).__name__} cannot continue a recorded pass from a middle layer (logits off by "
+            f"{gap:.1e}); a decoder whose layers pass on only a residual stream was expected"
         )
     editable.ragged = editable.resumable and _gap(replay.check_each, editable, ids) <= near
     if editable.ragged and _gap(contexts.check, editable, ids) <= near:
@@ -219,7 +221,7 @@ def _product_error(memory: KeyValueMemory, key: Tensor, output: Tensor, d_model:
     """Return the difference of W k + b from the module's output for `key`, relative to the scale of `output`."""
     if memory.shape[0] != d_model:
         raise ModelError(
-            f"{name}: {memory.name} gives {memory.shape[0]} features, {d_model} (d_model) were expected; "
+            f"{name}: {memory.name} gives {memory.shape[0]} features, but d_model is {d_model}; "
             "name the value matrix with --value-matrix"
         )
     expected = key.float() @ memory.value.float().T
@@ -236,8 +238,8 @@ def _difference(expected: Tensor, output: Tensor, path: str, name: str, dtype: t
     if not error <= (1e-3 if dtype.itemsize >= 4 else 5e-2):
         computed, gave = (float(side.flatten()[gaps.argmax()]) for side in (expected, observed))
         raise ModelError(
-            f"{name}: W k + b is {computed:.4g} where {path} gives {gave:.4g} (off by {error:.1e} of its scale); the "
-            "module does more than multiply (an adapter?): merge it, or name another with --value-matrix"
+            f"{name}: W k + b is {computed:.4g}, but {path} gives {gave:.4g} (off by {error:.1e} of its scale), so "
+            "it is more than a product; merge its adapter, or name another module with --value-matrix"
         )
     return error
 

@@ -48,7 +48,7 @@ class Run:
             ("tokens", self.tokens, TOKENS),
         ):
             if value not in known:
-                raise FactError(f"{name} {value!r} is not known; there is {choices(value, known)}")
+                raise FactError(f"{name} {value!r} is not known; known are {choices(value, known)}")
         if self.samples < 1:
             raise FactError(f"at least one corrupted run is needed, found {self.samples}")
 
@@ -114,8 +114,8 @@ def prepare(editable: Editable, facts: Sequence[Fact], indices: Sequence[int], r
             answers = (old, editable.encode(fact.text, fact.new_object, fact.span, limit))
             if answers[1].ids[: answers[1].answer] != old.ids[: old.answer]:
                 raise FactError(
-                    f"{fact.text!r} falls into other tokens before {fact.target!r} than before the old object, so that "
-                    "their logits cannot be compared; trace a probability"
+                    f"{fact.text!r} gives other tokens before {fact.target!r} than before the old object, so their "
+                    "logits cannot be compared; trace a probability"
                 )
         others: list[tuple[int, ...]] = []
         if run.corruption.name == "replacement":
@@ -172,12 +172,14 @@ def run_batch(editable: Editable, cases: Sequence[Case], run: Run, noise: Noise 
         if bad is not None:
             where = f"enters layer {bad}" if bad < len(editable.layers) else "leaves the last layer"
             raise ModelError(
-                f"the model's numbers are not finite on {case.fact.text!r}: the first bad state {where}; check the "
-                "weights, or compute in a wider dtype"
+                f"the model gives numbers that are not finite on {case.fact.text!r}: the first such state {where}; "
+                "check the weights, or compute in a wider dtype"
             )
     log_probs = double(generation.answer_sums(recording.logits, texts)).cpu()
     if not torch.isfinite(recording.logits).all():
-        raise ModelError("the model's logits are not finite though its states are: the unembedding overflows")
+        raise ModelError(
+            "the model's states are finite, but its logits are not: the unembedding overflows; use a wider dtype"
+        )
     said = recording.logits.argmax(-1).cpu().split([len(e.target_ids) for e in texts])
     known = tuple(tuple(said[row].tolist()) == case.encoded.target_ids for row, case in zip(first, cases, strict=False))
     return Batch(tuple(cases), recording, tuple(first[:-1]), log_probs, known)

@@ -46,14 +46,16 @@ class Corruption:
     def __post_init__(self) -> None:
         if self.name not in get_args(CorruptionName):
             raise FactError(
-                f"corruption {self.name!r} is not known; there is {choices(self.name, get_args(CorruptionName))}"
+                f"corruption {self.name!r} is not known; known are {choices(self.name, get_args(CorruptionName))}"
             )
         if not 0 < self.scale < math.inf:
             raise FactError(f"noise of {self.scale} σ was asked for; give a number above 0")
         if self.sigma not in get_args(Sigma):
-            raise FactError(f"σ of {self.sigma!r} is not known; there is {choices(self.sigma, get_args(Sigma))}")
+            raise FactError(f"σ of {self.sigma!r} is not known; known are {choices(self.sigma, get_args(Sigma))}")
         if self.sigma == "subjects" and self.name not in ("gaussian", "uniform"):
-            raise FactError(f"σ of the subjects is of gaussian and uniform noise, not of {self.name}; leave it out")
+            raise FactError(
+                f"σ of the subjects applies to gaussian and uniform noise, not to {self.name}; leave it out"
+            )
 
     @classmethod
     def parse(cls, text: str) -> Corruption:
@@ -62,7 +64,7 @@ class Corruption:
         try:
             return cls(name, float(scale) if scale else 3.0, sigma or "vocabulary")  # type: ignore[arg-type]
         except ValueError as error:
-            raise FactError(f"corruption {text!r}: {scale!r} is no number of σ") from error
+            raise FactError(f"corruption {text!r}: {scale!r} is not a number of σ") from error
 
     @property
     def depends_on_others(self) -> bool:
@@ -149,7 +151,7 @@ def replacements(
     others.pop(encoded.ids[start:end], None)
     if not others:
         raise FactError(
-            f"no other subject of {end - start} tokens among the facts to take the place of {fact.subject!r}; "
-            "give more facts, or corrupt with noise"
+            f"no other fact has a subject of {end - start} tokens to replace {fact.subject!r}; add facts, or corrupt "
+            "with noise"
         )
     return Random(seed).sample(list(others), min(samples, len(others)))

@@ -403,14 +403,14 @@ def aggregate(traces: TraceSet, resamples: int = 1000, level: float = 0.95, seed
     """
     if any(np.isnan(trace.effects).any() for trace in traces.traces):
         raise FactError(
-            "only some layers or tokens were traced; averages are over all of them: trace without layers and tokens"
+            "only some layers or tokens were traced, and an average needs all of them; trace without layers and tokens"
         )
     known = traces.known
     unknown = tuple(trace.prompt for trace in traces.traces if not trace.known)
     if not known:
         raise FactError(
-            f"the model gives the traced answer by itself for none of {len(unknown)} facts, so there is nothing to "
-            "average; check prompts and previous objects"
+            f"the model generates the traced answer for none of {len(unknown)} facts, so there is nothing to average; "
+            "check prompts and previous objects"
         )
     totals = np.array([trace.total for trace in known])
     values = np.stack([by_role(trace) for trace in known])  # [facts, roles, layers]

@@ -43,7 +43,7 @@ def find_layers(body: nn.Module, name: str, count: int | None = None) -> list[nn
         expected = "one list of layers" if count is None else f"one list of {count} layers"
         raise ModelError(
             f"{name}: no decoder or encoder that ffedit can read: {expected} was expected in {type(body).__name__}, "
-            f"found module lists: {seen}"
+            f"but its module lists are: {seen}"
         )
     return matching[0]
 
@@ -126,7 +126,7 @@ def find_memory(layer: Layer) -> KeyValueMemory:
         listed = ", ".join(paths) or f"no module is called {value_matrix or '/'.join(VALUE_ROLES)}"
         advice = "name the right one with --value-matrix"
         if not paths and value_matrix is None:
-            advice = f"where it is called otherwise, {advice}; a layer without a feed-forward part has none to edit"
+            advice = f"if it has another name, {advice}; a layer without a feed-forward part cannot be edited"
         raise ModelError(
             f"{name}: one value matrix was expected in layer {index}, found {len(paths)} ({listed}); the layer holds "
             f"{children}; {advice}"
@@ -143,8 +143,8 @@ def linear_memory(layer: Layer, path: str, address: Address) -> KeyValueMemory:
         raise ModelError(f"{name}: {path} of layer {index} is a {type(module).__name__}; Linear or Conv1D was expected")
     if type(module) is nn.Linear and isinstance(weight, Tensor) and not is_floating(weight):
         raise ModelError(
-            f"{name}: {path} of layer {index} is a Linear of {weight.dtype}, quantised without the module that "
-            "multiplies with it; load the model with the library that quantised it, or in 16 or 32 bits"
+            f"{name}: {path} of layer {index} is a Linear of {weight.dtype}, quantised, but its module cannot "
+            "multiply with it; load the model with the library that quantised it, or in 16 or 32 bits"
         )
     transposed = isinstance(module, Conv1D)
     computed = layer.model.dtype if quantised or weight is None else weight.dtype
@@ -291,7 +291,7 @@ def _factor(layer: nn.Module, add: ResidualAdd, name: str, probe: Callable[[], o
     error = float((moved - factor * addend).abs().max() / moved.abs().max().clamp(min=1e-30))
     if not error < 5e-2:
         raise ModelError(
-            f"{name}: what it gives is not added to the residual stream (off by {error:.1e}); a block that adds its "
+            f"{name}: its output is not added to the residual stream (off by {error:.1e}); a block that adds its "
             "feed-forward output to the stream was expected"
         )
     return 1.0 if abs(factor - 1) < 1e-2 else factor

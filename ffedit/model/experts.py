@@ -57,9 +57,9 @@ class Experts:
             return
         missing = [name for name in DECLARED if not hasattr(module, name)]
         if missing or getattr(module, "has_post_expert_norm", False):
-            reason = f"without {', '.join(missing)}" if missing else "with a norm behind each expert"
+            reason = f"without {', '.join(missing)}" if missing else "with a norm after each expert"
             raise ModelError(
-                f"{type(module).__name__} {reason} is no block of experts that ffedit can read; one that declares "
+                f"{type(module).__name__} {reason} is not a block of experts that ffedit can read; one that declares "
                 "has_gate, has_bias and is_transposed, as transformers' own do, was expected; use a dense model, or "
                 "declare its layout: from ffedit.model.roles import LAYOUTS, Layout; "
                 f"LAYOUTS[{type(module).__name__!r}] = Layout(...)"
@@ -126,8 +126,8 @@ class Experts:
             if linear and torch.allclose(alone, self.gated(z), rtol=1e-3, atol=1e-5):
                 return order
         raise ModelError(
-            f"{type(self.module).__name__}: gate and up stand neither in halves nor in turn, the gate first, so its "
-            "keys cannot be told from the rest; its coefficients and its values can be read all the same"
+            f"{type(self.module).__name__}: gate and up are neither two halves nor alternating rows, gate first, so "
+            "its keys cannot be read; its coefficients and its values can"
         )
 
     def _first(self, expert: int) -> tuple[Tensor, Tensor | None]:

@@ -93,7 +93,7 @@ def check(rows: KeyRows, value: nn.Module, name: str, probe: Callable[[], object
     if not error <= (1e-3 if seen["m"].dtype.itemsize >= 4 else 5e-2):
         raise ModelError(
             f"{name}: coefficients computed with {rows.activation_name} differ from those observed by {error:.1e} of "
-            f"their scale; say what it computes: {REGISTER.format(rows.activation_name)}, or which its keys are: "
+            f"their scale; define this activation: {REGISTER.format(rows.activation_name)}, or name the keys: "
             f"{NAME_KEYS}"
         )
 
@@ -135,7 +135,7 @@ def _activation(holder: nn.Module, name: str) -> tuple[str, Callable[[Tensor], T
     if kept is not None and called in ACT2FN:
         return called, ACT2FN[called]
     why = f"has no activation called {'/'.join(ACTIVATION_ROLES)}" if kept is None else "is an unknown activation"
-    raise ModelError(f"{name}: {called} {why}; say what it computes: {REGISTER.format(called)}")
+    raise ModelError(f"{name}: {called} {why}; define it: {REGISTER.format(called)}")
 
 
 def _is_linear(module: nn.Module | None) -> bool:

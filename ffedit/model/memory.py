@@ -163,7 +163,7 @@ class KeyValueMemory:
         if self.slot is not None:
             return Experts(self.module).key_rows(self.slot)
         if self.block is None or self.probe is None:
-            raise ModelError(f"{self.name}: this memory stands in no model; its keys are read from a loaded model")
+            raise ModelError(f"{self.name}: this memory belongs to no model; its keys are read from a loaded model")
         rows = first_layer.find(self.block, self.module, self.d_ff, self.name)
         first_layer.check(rows, self.module, self.name, self.probe)
         return rows
@@ -227,8 +227,8 @@ class KeyValueMemory:
         """Refuse a quantised weight with an EditError."""
         if self.quantised:
             raise EditError(
-                f"{self.name} is quantised and is not written to; export the edit as an adapter (--format adapter), "
-                "which stands beside it, or edit the model in 16 or 32 bits and quantise the result"
+                f"{self.name} is quantised, so it cannot be changed; export the edit as an adapter (--format adapter), "
+                "or edit the model in 16 or 32 bits and quantise the result"
             )
 
     @contextmanager

@@ -152,27 +152,29 @@ def encode(
         ids.pop()  # some tokenizers end a text with an EOS
         offsets.pop()
     if not ids:
-        raise FactError(f"the prompt {text!r} comes to no token; give some words")
+        raise FactError(f"the prompt {text!r} gives no token; write some words")
     if max_tokens is not None and len(ids) > max_tokens:
-        raise FactError(f"prompt of {len(ids)} tokens, but the model takes {max_tokens}: {text[:40]!r}…; shorten it")
+        raise FactError(
+            f"prompt of {len(ids)} tokens, but the model reads at most {max_tokens}: {text[:40]!r}…; shorten it"
+        )
     subject, unknown = None, tokenizer.unk_token_id
     name, ends = "", tuple[int, ...]()
     if span is not None:
         name = text[slice(*span)]
         inside = [i for i, (a, b) in enumerate(offsets) if a < span[1] and b > span[0] and b > a]
         if not inside:
-            raise FactError(f"the subject {name!r} comes to no token in {text!r}")
+            raise FactError(f"the subject {name!r} gives no token in {text!r}")
         subject = inside[0], inside[-1] + 1
         ends = tuple(min(offsets[i][1], span[1]) - span[0] for i in range(*subject))
         if unknown is not None and unknown in ids[slice(*subject)]:
-            raise FactError(f"the subject {name!r} holds characters that the model's tokenizer does not know")
+            raise FactError(f"the subject {name!r} contains characters that the model's tokenizer does not know")
     start = len(ids)
     if answer:
         start = next((i for i, (a, b) in enumerate(offsets) if b > max(edge, a)), len(ids))
         if start == len(ids):
-            raise FactError(f"the answer {answer!r} comes to no token after {prompt!r}; give other words")
+            raise FactError(f"the answer {answer!r} gives no token after {prompt!r}; use other words")
         if unknown is not None and unknown in ids[start:]:
-            raise FactError(f"the answer {answer!r} holds characters that the model's tokenizer does not know")
+            raise FactError(f"the answer {answer!r} contains characters that the model's tokenizer does not know")
         if start == 0:
             raise FactError(f"no token stands before the answer {answer!r} in {text!r}; a longer prompt is needed")
         if subject is not None and subject[1] > start:
@@ -217,7 +219,7 @@ def _read_back(tokenizer: PreTrainedTokenizerBase, text: str, ids: Sequence[int]
     own = plain_ids(tokenizer, text)
     first = next((i for i in range(len(ids) - len(own) + 1) if list(ids[i : i + len(own)]) == own), None)
     if first is None:
-        raise FactError(f"{text!r} falls into other tokens between special ones; a fast tokenizer is needed")
+        raise FactError(f"{text!r} gives other tokens between special tokens; a fast tokenizer is needed")
     ends = [_reached(tokenizer, text, own[:count]) for count in range(1, len(own) + 1)]
     spans, start = [], 0
     for i, end in enumerate(ends):
@@ -241,7 +243,7 @@ def _reached(tokenizer: PreTrainedTokenizerBase, text: str, ids: Sequence[int]) 
             if said[i:].strip(UNFINISHED):
                 raise FactError(
                     f"{type(tokenizer).__name__} gives no character offsets and reads tokens of {text!r} back as "
-                    f"{said!r}, so that its tokens cannot be told apart; use a fast tokenizer, or other words"
+                    f"{said!r}, so its tokens cannot be located; use a fast tokenizer, or other words"
                 )
             break
     return at

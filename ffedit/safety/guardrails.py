@@ -39,7 +39,7 @@ WORDS = {
     ),
     "norm_ratio": (
         "the change of layer {at} is so large that other text will suffer",
-        "‖Δ‖/‖W‖ is {value:.2g} for each root of a subject (limit {limit:g}); try another layer, or more "
+        "‖Δ‖/‖W‖ over the root of the number of subjects is {value:.2g} (limit {limit:g}); try another layer, or more "
         "value.weight_decay",
     ),
     "rounding": (
@@ -52,24 +52,24 @@ WORDS = {
         "its division factor is {value:.2g} of d_ff (limit {limit:g}); try another layer",
     ),
     "keys": (
-        "in layer {at} C is of too few keys to tell which directions text uses",
+        "in layer {at} C has too few keys to show which directions text uses",
         f"{{keys:,}} keys, {{value:.2g}} of d_ff (limit {{limit:g}}); {COLLECT}",
     ),
     "convergence": (
         "in layer {at} C is under-sampled",
-        f"more text would spare other text {{value:.0%}} of what the edit adds to it (limit {{limit:.0%}}); {COLLECT}",
+        f"with more text for C, the edit would disturb other text {{value:.0%}} less (limit {{limit:.0%}}); {COLLECT}",
     ),
     "alike": (
         "{subject!r} and {other!r} have nearly the same key",
-        "their cosine is {value:.2f} (limit {limit:g}), so what is written for one reaches the other; check both",
+        "their cosine is {value:.2f} (limit {limit:g}), so a change for one reaches the other; check both",
     ),
     "covered": (
         "in layer {at} other experts than the edited ones may be used",
-        "the edited ones hold {value:.0%} of the router's weight over contexts (limit {limit:.0%}); try another layer",
+        "the edited ones get {value:.0%} of the router's weight over contexts (limit {limit:.0%}); try another layer",
     ),
     "moved": (
         "in layer {at} texts of the facts go to other experts after the edit",
-        "{value:.0%} of them (limit {limit:.0%}); look at what else changed, or try another layer",
+        "{value:.0%} of them (limit {limit:.0%}); check the other scores, or try another layer",
     ),
     "drift": ("generic text drifts", "by {value:.2g} nats per token (limit {limit:g})"),
     "perplexity": (

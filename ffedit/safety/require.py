@@ -34,8 +34,8 @@ class Requirement:
         """Describe how `scores` miss the condition, in words; None if they meet it."""
         value: float | None = getattr(scores, self.name)
         if value is None:
-            return f"{self} cannot be measured, the facts hold no prompts for it"
-        return None if COMPARISONS[self.comparison](value, self.bound) else f"{self} is not met, it is {value:.6g}"
+            return f"{self} cannot be measured, because the facts have no prompts for it"
+        return None if COMPARISONS[self.comparison](value, self.bound) else f"{self} is not met: it is {value:.6g}"
 
     def __str__(self) -> str:
         return f"{self.name}{self.comparison}{self.bound:g}"
@@ -49,7 +49,7 @@ def unmet(requirements: Sequence[Requirement], scores: Scores) -> RequirementErr
 
 def not_taken(verdict: Verdict) -> RequirementError | None:
     """Return the error to raise for an edit that did not take; None for any other."""
-    words = "the edit did not take; no edit was saved (--force saves it nonetheless)"
+    words = "the edit did not take; no edit was saved (--force saves it anyway)"
     return RequirementError(words) if verdict.outcome == "did not take" else None
 
 

@@ -93,7 +93,7 @@ WRONG: dict[tuple[type[Exception], str], list[Call]] = {
         lambda m, e: ffedit.edit(m, {"subject": "a", "promt": "{} b"})
     ],
     (FactError, "(did you mean prompt?)"): [lambda m, e: ffedit.locate(m, {"subject": "a", "promt": "{} b"})],
-    (FactError, "kind 'stat' is not known; there is state, feed_forward, attention (did you mean state?)"): [
+    (FactError, "kind 'stat' is not known; known are state, feed_forward, attention (did you mean state?)"): [
         lambda m, e: ffedit.locate(m, FACT, "stat")
     ],
     (EditError, "alphaedit, ft, ft-l (did you mean memit?)"): [lambda m, e: ffedit.edit(m, FACT, "memt")],

@@ -252,7 +252,7 @@ def test_what_cannot_be_run_is_refused_before_any_work(editable: Editable, tmp_p
     some = facts(2)
     with pytest.raises(FactError, match="no facts"):
         bench(editable, [], ["ft"], "single", tmp_path / "out")
-    with pytest.raises(EditError, match="method 'rmoe' is not known; there is rome"):
+    with pytest.raises(EditError, match="method 'rmoe' is not known; known are rome"):
         bench(editable, some, ["rmoe"], "single", tmp_path / "out")
     with pytest.raises(EditError, match="no methods"):
         bench(editable, some, [], "single", tmp_path / "out")

@@ -236,7 +236,7 @@ def test_the_bench_command_runs_resumes_and_refuses(
     (empty / "facts.json").write_text(json.dumps(asked))
     words = ["bench", "facts.json", "--model", model, "--corpus", model.parent / "corpus.txt", *WORDS, *SET]
     refused = shell(capsys, *words, "--out", "out", "--where", "part=one")
-    assert refused.code == 1 and "--skip-bad goes on with the 3 that can" in refused.err
+    assert refused.code == 1 and "--skip-bad uses the 3 good records" in refused.err
     words.append("--skip-bad")
     ran = shell(capsys, *words, "--out", "out", "--where", "part=one", "--json", "found.json")
     assert ran.code == 0, ran.err
@@ -262,7 +262,7 @@ def test_the_bench_command_runs_resumes_and_refuses(
         (["--set", "value.steps=2.5"], "expected int"),
         (["--set", "value.steps=x"], "expected int"),
         (["--layers", "0-1"], "auto or one"),
-        (["--layers", "0", "--spread", "2"], "spread less"),
+        (["--layers", "0", "--spread", "2"], "use a smaller one"),
         (["--where", "part=three"], "no record"),
         (["--where", "part=None"], "no record"),
         (["--preset", "paper"], "preset 'paper'"),

@@ -54,7 +54,7 @@ def test_an_edit_that_did_not_take_is_said_loudly_and_not_saved(
     before = disk(here)
     done = apply("bare.json", "--out", "e", "--export", "x", "--layer", "0")
     assert done.code == 3 and disk(here) == before
-    assert done.err == "error: the edit did not take; no edit was saved (--force saves it nonetheless)\n"
+    assert done.err == "error: the edit did not take; no edit was saved (--force saves it anyway)\n"
     assert "THE EDIT DID NOT TAKE: “Rome” is not more likely than the old object; the model says “Paris" in done.out
     assert " (1 token) reached the probability " in done.out and " after 2 of 2 steps; 0.80 was aimed at." in done.out
     assert "another layer (--layers 1)" in " ".join(done.out.split()), "the last layer cannot be edited"
@@ -221,7 +221,7 @@ def test_a_requirement_of_a_score_that_takes_long_has_it_measured(apply: Command
 @pytest.mark.parametrize(
     ("facts", "condition", "reason"),
     [
-        ("fact.json", "drift<=0,efficacy>=0", "drift<=0 is not met, it is "),
+        ("fact.json", "drift<=0,efficacy>=0", "drift<=0 is not met: it is "),
         ("fact.json", "efficacy>1,drift<0", "efficacy>1 is not met"),
         ("bare.json", "efficacy>=0,specificity>=0.9", "specificity>=0.9 cannot be measured"),
     ],

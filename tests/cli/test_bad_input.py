@@ -81,8 +81,8 @@ def fact(**changes: Any) -> str:
         (None, ["no file facts.json"]),
         ("", ["facts.json holds no facts"]),
         ("Eiffel Tower: Rome", ["facts.json is not JSON", "line 1"]),
-        (fact() + "\n{", ["facts.json, record 2", "line 2 is not JSON", "--skip-bad goes on with the 1 that can"]),
-        ('{"who": "Eiffel tower", "where": "Rome"}', ["unknown shape", "who, where", "try --map prompt="]),
+        (fact() + "\n{", ["facts.json, record 2", "line 2 is not JSON", "--skip-bad uses the 1 good record"]),
+        ('{"who": "Eiffel tower", "where": "Rome"}', ["unknown format", "who, where", "try --map prompt="]),
         (fact(prompt="it is located in"), ["neither {} nor the subject 'Eiffel tower'"]),
         (fact(prompt="{} and {} are in"), ["2 slots {}"]),
         (fact(subject=" "), ["subject is empty"]),
@@ -103,7 +103,7 @@ def test_facts_that_cannot_be_used(apply: Refuses, here: Path, content: str | No
     ("changes", "told"),
     [
         ({"target": "Timbuktu"}, "does not know"),
-        ({"prompt": "the city of " * 30 + "{} is"}, "the model takes 64"),
+        ({"prompt": "the city of " * 30 + "{} is"}, "the model reads at most 64"),
     ],
 )
 def test_facts_that_do_not_fit_the_model(apply: Refuses, here: Path, changes: dict[str, str], told: str) -> None:
@@ -116,7 +116,7 @@ def test_probes_that_do_not_fit_are_found_before_the_work(
 ) -> None:
     monkeypatch.setattr("ffedit.cli.work.applying.find_layer", lambda *_: pytest.fail("it was traced"))
     (here / "facts.json").write_text(fact(neighbors=["the city of " * 30 + "Madrid is"]))
-    assert "the model takes 64" in apply("facts.json", loads=True)
+    assert "the model reads at most 64" in apply("facts.json", loads=True)
 
 
 @pytest.mark.parametrize(
@@ -125,8 +125,13 @@ def test_probes_that_do_not_fit_are_found_before_the_work(
         (None, [], "names.txt cannot be read", False),
         ("", [], "names.txt holds nothing to protect; expected names and texts, one a line", False),
         ("[1]", [], "a name or text in names.txt must be text, found 1", False),
-        ("old tower", ["--method", "ft"], "ft changes what every text reads and protects nothing; take memit", False),
-        ("the city of " * 30, [], "the model takes 64", True),
+        (
+            "old tower",
+            ["--method", "ft"],
+            "ft changes the layer for every text, so it protects nothing; use memit",
+            False,
+        ),
+        ("the city of " * 30, [], "the model reads at most 64", True),
     ],
 )
 def test_what_cannot_be_protected(
@@ -142,7 +147,7 @@ def test_what_cannot_be_protected(
     [
         (
             {"keep": [FACT["prompt"]]},
-            "keep 'the Eiffel tower is located in' stands in prompt, too, whose answer is to ch",
+            "keep 'the Eiffel tower is located in' is also in prompt, whose answer should ch",
         ),
         ({"also": ["it stands in"]}, "also 'it stands in' has neither {} nor the subject 'Eiffel tower'"),
     ],
@@ -157,7 +162,7 @@ def test_a_target_that_comes_to_no_token(refuses: Refuses, here: Path) -> None:
     editable.tokenizer.backend_tokenizer.normalizer = normalizers.Replace("~", "")
     save_model(editable, here / "deaf")
     asked = ["--subject", FACT["subject"], "--prompt", FACT["prompt"], "--target", "~"]
-    assert "'~' comes to no token" in refuses("apply", *asked, *OUTPUTS, "-m", "deaf", loads=True)
+    assert "'~' gives no token" in refuses("apply", *asked, *OUTPUTS, "-m", "deaf", loads=True)
 
 
 def test_prompts_that_cannot_be_asked(refuses: Refuses, model: Path) -> None:
@@ -179,7 +184,7 @@ def test_layers_that_are_not_there(apply: Refuses, layers: str) -> None:
 @pytest.mark.parametrize(
     ("token", "loads", "told"),
     [
-        ("Rome", False, "fact token 'Rome' is no word of the subject 'Eiffel tower'"),
+        ("Rome", False, "fact token 'Rome' is not a word of the subject 'Eiffel tower'"),
         (
             "",
             False,
@@ -316,7 +321,7 @@ def test_state_space_models_have_no_value_matrix(
     zoo.words().save_pretrained(here / "m")
     for line in (refuses("apply", *ASKED, *OUTPUTS, "-m", "m"), refuses("ask", "the tower", "-m", "m")):
         assert "value matrix was expected in layer 0, found 0" in line and seen in line
-        assert "a layer without a feed-forward part has none to edit" in line
+        assert "a layer without a feed-forward part cannot be edited" in line
 
 
 def test_an_adapter_of_what_no_adapter_holds(refuses: Refuses, here: Path, model: Path) -> None:
@@ -334,7 +339,7 @@ def test_a_model_that_is_not_here_is_told_at_once(
     line = refuses("ask", "the tower", "-m", "some-org/some-model")
     assert "some-org/some-model: no such folder" in line and "http://127.0.0.1:9 cannot be reached" in line
     monkeypatch.setattr("huggingface_hub.is_offline_mode", lambda: True)
-    assert "is not in the cache" in refuses("ask", "the tower", "-m", "some-org/some-model")
+    assert "not in the cache" in refuses("ask", "the tower", "-m", "some-org/some-model")
 
 
 def test_an_edit_of_another_model(refuses: Refuses, here: Path, model: Path, capsys: Any) -> None:

@@ -33,7 +33,7 @@ def test_the_layer_that_it_names_for_atlas_can_be_taken(
     assert f"Take it with --layers {layer}." in said
     asked = ["--subject", "Eiffel Tower", "--prompt", "{} is located in the city of", "--target", "Rome"]
     planned = shell(capsys, "apply", *asked, "--method", "ft", "--layers", str(layer), "--dry-run")
-    assert planned.code == 0 and f"layer {layer}; trace the first fact" in planned.out
+    assert planned.code == 0 and f"layer {layer}" in planned.out
 
 
 @pytest.mark.parametrize(
@@ -42,8 +42,11 @@ def test_the_layer_that_it_names_for_atlas_can_be_taken(
         (["--layers", "7"], "--layers 7 was asked for, but the model has layers 0 to 2"),
         (["--layers", "sweep"], "--layers 'sweep' is not known; give auto, one layer (4) or a range (3-8)"),
         (["known.json", "--layers", "1-2"], "layer 2 is the last of"),
-        ([], "built-in calibration facts, and layers are compared on at least 3; give facts with `previous` objects"),
-        (["few.json"], "of the 2 facts, and layers are compared on at least 3"),
+        (
+            [],
+            "built-in calibration facts, but at least 3 are needed to compare layers; give facts whose",
+        ),
+        (["few.json"], "of the 2 facts, but at least 3 are needed to compare layers"),
         (["none.json"], "none.json"),
     ],
 )

@@ -70,7 +70,7 @@ def test_records_that_cannot_be_used_are_refused_and_skipped_where_asked(
     (here / "some.json").write_text(json.dumps([good, {**good, "subject": ""}]))
     for refused in (run("evaluate", "some.json", "-m", model), apply("some.json", "--out", "e")):
         assert refused.code == 1 and "record 2: subject is empty" in refused.err
-        assert "(1 record of 2 cannot be used); --skip-bad goes on with the 1 that can" in refused.err
+        assert "(1 record of 2 cannot be used); --skip-bad uses the 1 good record" in refused.err
     done = run("evaluate", "some.json", "-m", model, "--skip-bad", "--json", "-")
     kind = "1 record left out, an empty subject; the first is record 2: subject is empty; expected some text"
     assert done.code == 0 and done.err == f"some.json: {kind}\n"

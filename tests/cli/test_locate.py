@@ -136,7 +136,7 @@ def test_numbers_and_figures_are_saved(locate: Command) -> None:
         (["fact.json", "--save", "none/../fact.json/x.npz"], "x.npz"),
         (["fact.json", "--plot", "x.gif"], ".png, .svg, .pdf"),
         (["fact.json", "--window", "4"], "window of 4 layers was asked for, but the model has 3"),
-        (["fact.json", "--corruption", "replacement"], "no other subject of 2 tokens"),
+        (["fact.json", "--corruption", "replacement"], "no other fact has a subject of 2 tokens"),
     ],
 )
 def test_what_cannot_be_done_is_one_line(locate: Command, here: Path, words: list[str], told: str) -> None:

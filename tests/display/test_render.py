@@ -190,7 +190,7 @@ def test_an_edit_that_did_not_take_is_loud() -> None:
     assert "“Rome” (3 tokens) reached the probability 0.01 after 25 of 25 steps; 0.60 was aimed at." in text
     assert text.endswith("or more than 25 steps (--set value.steps=50).")
     unsaid = verdict(report(Scores(efficacy=1.0, generation=0.0), "Paris"))
-    assert unsaid.startswith("THE EDIT DID NOT TAKE") and "by itself the model says “Paris”" in unsaid
+    assert unsaid.startswith("THE EDIT DID NOT TAKE") and "the model generates “Paris”" in unsaid
 
 
 def test_advice_names_only_what_is_possible() -> None:

@@ -53,7 +53,7 @@ def test_a_method_of_another_package_is_one_of_the_methods(site: Path) -> None:
     assert "no attribute 'NOTHING'" in broken["lost (plain-editing)"]
     assert "there is 'memit' already, of ffedit" in broken["memit (plain-editing)"]
     assert "called 'twice', its method 'memit'; the same name was expected" in broken["twice (plain-editing)"]
-    with pytest.raises(EditError, match=r"'lost' is not known; there is .*identity; lost \(plain-editing\) could not"):
+    with pytest.raises(EditError, match=r"'lost' is not known; known are .*identity; lost \(plain-editing\) could not"):
         methods.check_method("lost")
 
 

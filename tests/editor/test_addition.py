@@ -88,7 +88,7 @@ def test_the_sum_does_what_both_do_and_is_saved(tmp_path: Path) -> None:
         for name, tensor in zoo.snapshot(editable).items():
             torch.testing.assert_close(tensor, at_once[name], rtol=1e-6, atol=1e-6)
     a.apply_(editable)
-    with pytest.raises(EditError, match="twice as far"):
+    with pytest.raises(EditError, match="would apply it twice"):
         (a + b).apply_(editable)
 
 
@@ -115,8 +115,8 @@ def test_edits_of_different_weights_do_not_add() -> None:
     [
         (Fact("EIFFEL Tower", "the {} is in", "Berlin"), ["contradict", "'Rome'", "'Berlin'", "leave one"]),
         (Fact("Eiffel tower", "{} stands in", "Berlin", relation="P276"), ["contradict", "stands in", "'Berlin'"]),
-        (Fact("Eiffel tower", "the Eiffel tower is in", "rome"), ["twice as far", "Eiffel tower is in"]),
-        (TOWER, ["twice as far", "leave the fact out"]),
+        (Fact("Eiffel tower", "the Eiffel tower is in", "rome"), ["would apply it twice", "Eiffel tower is in"]),
+        (TOWER, ["would apply it twice", "leave the fact out"]),
     ],
 )
 def test_a_fact_of_both_is_refused(other: Fact, words: list[str]) -> None:

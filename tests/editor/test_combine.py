@@ -152,7 +152,7 @@ def test_what_cannot_be_combined_is_refused_in_one_line() -> None:
     tuned = write_facts(editable, [SECOND], "ft", [1], quick(ft_steps=1))
     other = write(zoo.trained("llama", True), [SECOND])
     cases: list[tuple[list[Edit], str, str]] = [
-        ([first, again], "emmet", "'Eiffel tower' is edited twice"),
+        ([first, again], "emmet", "two edits change 'Eiffel tower'"),
         ([first, contrary], "emmet", "'Rome' and 'Madrid'"),
         ([first, tuned], "emmet", "'Marie Curie' has no key"),
         ([first, other], "emmet", "made for"),

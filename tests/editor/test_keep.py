@@ -141,5 +141,5 @@ def test_keep_and_also_are_kept_with_the_edit_and_in_a_combination(tmp_path: obj
 def test_a_prompt_too_long_for_the_model_is_told() -> None:
     long = "the city of " * 30
     for fact in (replace(FACT, keep=[long + "{} is"]), replace(FACT, also=[long + "{} is"])):
-        with pytest.raises(ffedit.FactError, match="the model takes 64"):
+        with pytest.raises(ffedit.FactError, match="the model reads at most 64"):
             write_facts(zoo.trained("gpt2", True), [fact], "memit", [1], EditConfig(), CORPUS)

@@ -137,7 +137,7 @@ def test_an_expert_that_the_text_never_reached_is_refused() -> None:
     at = next(iter(edited(editable).updates))
     nothing = dataclasses.replace(stats[at], sum=torch.zeros_like(stats[at].sum), reached=0)
     before = zoo.snapshot(editable)
-    with pytest.raises(EditError, match=rf"expert {at} of mixtral: none of the 1,024 tokens of .* came to it"):
+    with pytest.raises(EditError, match=rf"expert {at} of mixtral: none of the 1,024 tokens of .* reached it"):
         write(editable, [FACT], "rome", [1], BARE, {**stats, at: nothing})
     assert zoo.unchanged(editable, before)
 
@@ -149,7 +149,7 @@ def test_routing_that_flips_is_refused() -> None:
     check_routes(editable, place, [FACT.subject], prompt_sets)
     written = {memory.address for memory in place.memories}
     others = editable.feed_forward[1].only(set(editable.memories) - written)
-    with pytest.raises(EditError, match="the routing flips under the edit: 'Eiffel tower' goes to expert 1"):
+    with pytest.raises(EditError, match="the edit of the layers below sends 'Eiffel tower' to expert 1"):
         check_routes(editable, others, [FACT.subject], prompt_sets)
 
 

@@ -108,13 +108,13 @@ def test_more_keys_than_a_layer_has_weigh_what_they_weighed() -> None:
 
 @pytest.mark.parametrize("method", ["ft", "ft-l"])
 def test_a_method_without_keys_protects_nothing_and_says_so(method: str) -> None:
-    with pytest.raises(EditError, match=f"{method} changes what every text reads and protects nothing"):
+    with pytest.raises(EditError, match=f"{method} changes the layer for every text, so it protects nothing"):
         write(zoo.trained("gpt2", True), method=method, protect=("old tower",))
 
 
 def test_bad_names_are_told() -> None:
     editable = zoo.trained("gpt2", True)
-    with pytest.raises(FactError, match="the model takes 64"):
+    with pytest.raises(FactError, match="the model reads at most 64"):
         write_facts(editable, [FACT], "memit", [1], quick(protect=("the city of " * 30,)), CORPUS)
     with pytest.raises(FactError, match="protect must be a list"):
         ffedit.edit(editable, [FACT], "memit", layers=1, config=quick(), stats=CORPUS, protect="old tower")

@@ -25,7 +25,7 @@ from ffedit.facts.fact import by_subject
 def test_statistics_of_another_model_are_refused() -> None:
     editable, other = zoo.trained("llama", True), zoo.build("llama", True, seed=3)
     stats = collect(other, [other.memories[1]], CORPUS)
-    with pytest.raises(EditError, match=r"statistics of layer 1 of llama .* \(edited since"):
+    with pytest.raises(EditError, match=r"statistics of layer 1 of llama .* \(edited\?"):
         write_facts(editable, FACTS, "memit", [1], quick(), stats)
     wide = zoo.build("gpt2")
     with pytest.raises(EditError, match="layer 1 of llama has float32, d_ff 48"):
@@ -75,13 +75,13 @@ def test_numbers_without_meaning_are_refused(number: dict[str, Any], words: str)
 @pytest.mark.parametrize(
     ("facts", "method", "layers", "words"),
     [
-        ([FACT], "magic", [1], "method 'magic' is not known; there is rome, emmet, memit, alphaedit, ft, ft-l"),
+        ([FACT], "magic", [1], "method 'magic' is not known; known are rome, emmet, memit, alphaedit, ft, ft-l"),
         ([], "memit", [1], "no facts to write"),
         ([FACT], "memit", [3], "layers 0 to 2"),
         ([FACT], "memit", [0, -1], "layers 0 to 2"),
-        *(([FACT], name, [0, 1], f"{name} writes to one layer") for name in ("rome", "ft", "ft-l")),
-        ([FACT, dataclasses.replace(FACT, target="Berlin")], "memit", [1], "is to become 'Rome' and 'Berlin'"),
-        ([FACT, dataclasses.replace(FACT, target="Berlin")], "ft", [1], "keep one of the two facts"),
+        *(([FACT], name, [0, 1], f"{name} writes to a single layer") for name in ("rome", "ft", "ft-l")),
+        ([FACT, dataclasses.replace(FACT, target="Berlin")], "memit", [1], "the objects 'Rome' and 'Berlin'"),
+        ([FACT, dataclasses.replace(FACT, target="Berlin")], "ft", [1], "keep one"),
     ],
 )
 def test_what_cannot_be_done_is_refused_in_one_line(
@@ -162,7 +162,7 @@ def test_numbers_are_set_by_their_dotted_names() -> None:
     expected = with_numbers(EditConfig(), **numbers)
     assert found == expected and type(found.methods["memit"].ridge) is float
     with pytest.raises(
-        EditError, match=r"^steps: there is no such number; there is seed, prompts.contexts, .*ft-l.bound$"
+        EditError, match=r"^steps is not a setting; the settings are seed, prompts.contexts, .*ft-l.bound$"
     ):
         set_numbers(EditConfig(), ["steps=3"])
     with pytest.raises(EditError, match=r"value.optimizer is 'sgd'; gradient or adam"):

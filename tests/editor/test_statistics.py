@@ -310,7 +310,7 @@ def test_collection_stops_when_every_layer_is_sure(text: Path, monkeypatch: pyte
 def test_one_token_and_keys_that_overflow_are_refused(text: Path) -> None:
     editable = zoo.build("gpt2")
     for corpus in (Corpus(text, 1), Corpus(tokens=1)):
-        with pytest.raises(EditError, match="one token is no text"):
+        with pytest.raises(EditError, match="a single token was found"):
             collect(editable, of(editable, 0), corpus)
     with torch.no_grad():
         editable.memories[0].value.mul_(float("inf"))

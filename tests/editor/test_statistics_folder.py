@@ -48,7 +48,7 @@ def test_statistics_of_the_hub_are_downloaded_by_name_and_checked(
     monkeypatch.setattr("huggingface_hub.snapshot_download", download)
     assert list(ffedit.load_stats("someone/llama-stats", editable)) == [Address(1)]
     assert asked == [("someone/llama-stats", "layer-*.safetensors")]
-    with pytest.raises(EditError, match="edited since"):
+    with pytest.raises(EditError, match="have changed since"):
         ffedit.load_stats("someone/llama-stats", zoo.build("llama", seed=1))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a").mkdir()
@@ -81,7 +81,7 @@ def test_statistics_of_anything_else_are_refused_by_name(text: Path, tmp_path: P
 
     refused(zoo.shared("gpt2"), "but layer 1 of gpt2 has float32, d_ff 128")
     refused(zoo.build("llama", dtype=torch.bfloat16), "but layer 1 of llama has bfloat16, d_ff 48")
-    refused(zoo.build("llama", seed=1), "edited since")
+    refused(zoo.build("llama", seed=1), "have changed since")
     edited = zoo.build("llama")
     with torch.no_grad():
         edited.memories[0].value[3, 5] += 1.0
@@ -123,7 +123,7 @@ def test_statistics_of_the_base_serve_a_checkpoint_that_keeps_what_its_edits_cha
     assert zoo.unchanged(again, before)
     (folder / "layer-0.safetensors").unlink()
     if not kept:
-        with pytest.raises(EditError, match=r"weights below that layer.*edited since"):
+        with pytest.raises(EditError, match=r"weights below that layer.*have changed since"):
             ffedit.load_stats(folder, again)
         return
     stats = ffedit.load_stats(folder, again)

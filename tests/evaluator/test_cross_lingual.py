@@ -40,5 +40,5 @@ def test_what_the_tokenizer_does_not_know_is_counted_and_refuses_nothing() -> No
 def test_a_question_without_an_answer_and_one_that_is_kept_are_refused() -> None:
     with pytest.raises(FactError, match="cross_lingual 'Missä' has no target; give the answer in its language"):
         replace(FACT, cross_lingual=["Missä"])
-    with pytest.raises(FactError, match="keep 'Missä' stands in cross_lingual, too"):
+    with pytest.raises(FactError, match="keep 'Missä' is also in cross_lingual"):
         replace(FACT, cross_lingual=[Probe("Missä", "Roomassa")], keep=["Missä"])

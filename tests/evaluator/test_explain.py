@@ -272,7 +272,7 @@ def test_a_prompt_without_the_subject_and_a_subject_without_a_key_are_told() -> 
     lost = found["the old tower is in"]
     assert (lost.failed, lost.forced, lost.reach) == (None, None, None)
     assert lost.reason == "“Eiffel tower” does not occur in it"
-    assert found[CURIE.text].reason == "the edit has 0 keys of “Marie Curie”, where one was expected"
+    assert found[CURIE.text].reason == "the edit has 0 keys for “Marie Curie”, where one was expected"
     assert found[OWN].failed == found[WORDING].failed == "value"
 
 
@@ -283,10 +283,10 @@ def test_an_edit_that_cannot_be_taken_apart_is_told_in_a_line() -> None:
     first = {"config": {"key": {"fact_token": "subject_first"}}}
     mixed = replace(one, provenance={**one.provenance, "parts": [one.provenance, first]})
     cases = [
-        (editable, made(editable, {0: 1, 1: 1}), "the edit changes 2 layers, and not one that holds all of δ"),
+        (editable, made(editable, {0: 1, 1: 1}), "the edit changes 2 layers, so no layer has all of δ"),
         (editable, made(editable, {1: 1}), "the edit was not solved for keys"),
         (editable, made(editable, {1: 1}, dense=True), "the edit was not solved for keys"),
-        (editable, nameless, "the edit does not say whose its keys are"),
+        (editable, nameless, "the edit does not say to which subjects its keys belong"),
         (editable, mixed, "the edit is a sum of edits that write at different tokens"),
         (mixture, made(mixture, {Address(1, 2): 1}), "the edit changes experts"),
     ]

@@ -149,7 +149,7 @@ def test_what_was_left_out_is_counted_and_told(tmp_path: Path, monkeypatch: pyte
     report = evaluate(editable, some, Nothing({}, {}, {}, (), {}), text=tmp_path / "text.txt", full=True)
     rows = 80 * 8 // 64
     assert report.left_out == (
-        LeftOut("neighbor_with_edit", 3, "neighbors of 2 facts", "too long for the model behind the edit's sentence"),
+        LeftOut("neighbor_with_edit", 3, "neighbors of 2 facts", "too long for the model after the edit's sentence"),
         LeftOut("drift", rows - 3, f"of {rows} rows of text", "outside the sample whose distributions are kept"),
     )
     assert report.facts_before[0].scores.neighbor_with_edit is not None, "the short one counts"
@@ -159,7 +159,7 @@ def test_what_was_left_out_is_counted_and_told(tmp_path: Path, monkeypatch: pyte
         "score": "neighbor_with_edit",
         "count": 3,
         "what": "neighbors of 2 facts",
-        "reason": "too long for the model behind the edit's sentence",
+        "reason": "too long for the model after the edit's sentence",
     }
     assert f"drift: {rows - 3} of {rows} rows of text left out" in shown(all_scores(report), 120)
     whole = evaluate(editable, some, text=tmp_path / "text.txt")
@@ -208,7 +208,7 @@ def test_a_benchmark_tells_what_it_left_out_and_what_weights_are_of(
     text = (out / "report.md").read_text()
     assert "## Not measured (2)" in text and f"- drift: {rows - 3} of {rows} rows of text left out: outside" in text
     assert "- neighbor_with_edit: 3 neighbors of 2 facts left out: too long for the model" in text
-    assert "Document frequencies behind consistency are over the 3 reference texts of these facts" in text
+    assert "The document frequencies of consistency come from the 3 reference texts of these facts" in text
     again = run(zoo.trained("gpt2", True), out, mode, some, ["memit", "ft"], full=True, text=tmp_path / "text.txt")
     assert again.left_out == report.left_out, "from the journal alone"
 

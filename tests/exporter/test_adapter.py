@@ -249,7 +249,7 @@ def test_logits_that_cannot_be_compared_are_not_promised(
 ) -> None:
     editable = zoo.build("gpt2", True)
     edit = made(editable, {1: 2})
-    with pytest.raises(EditError, match="gpt2 is not on the disk as it is in memory") as caught:
+    with pytest.raises(EditError, match="gpt2 on disk differs from the model in memory") as caught:
         ffedit.export(editable, edit, tmp_path / "out", format=format, verify="logits")
     assert "\n" not in str(caught.value) and f"compare logits with its {format}" in str(caught.value)
     assert disk(tmp_path) == {}

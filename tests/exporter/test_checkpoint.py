@@ -223,7 +223,7 @@ def test_edits_of_the_base_add_up_unless_they_contradict(
     opposite = made(editable, {1: 1}, Fact(FACT.subject, FACT.prompt, "Madrid"), seed=2)
     assert "contradict each other" in refused(first, opposite, tmp_path / "opposite")
     again = made(editable, {1: 1}, FACT, seed=3)
-    assert "twice as far" in refused(first, again, tmp_path / "again")
+    assert "would apply it twice" in refused(first, again, tmp_path / "again")
 
 
 @here

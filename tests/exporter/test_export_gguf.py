@@ -150,7 +150,7 @@ def test_a_lora_adapter_adds_the_change_to_its_matrices(tmp_path: Path, family: 
 def test_an_adapter_that_is_not_the_edit_is_not_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     editable = ffedit.load(write(tmp_path / "base.gguf", None))
     edit = made(editable, {0: 1})
-    with pytest.raises(EditError, match="transformers reads no adapter"):
+    with pytest.raises(EditError, match="transformers cannot read an adapter"):
         ffedit.export(editable, edit, tmp_path / "lora.gguf", format="adapter", verify="logits")
     balanced = ffedit.exporter.gguf.balanced
     monkeypatch.setattr("ffedit.exporter.gguf.balanced", lambda update: tuple(2 * side for side in balanced(update)))
@@ -208,9 +208,9 @@ def test_what_cannot_be_written_is_told(tmp_path: Path, model: Path) -> None:
         assert "\n" not in str(caught.value) and disk(tmp_path) == before
 
     refused("was not loaded from a GGUF file", other, made(other, {0: 1}), tmp_path / "out.gguf")
-    refused("name one that ends in .gguf", editable, edit, tmp_path / "out", format="gguf")
+    refused("give it a name that ends in .gguf", editable, edit, tmp_path / "out", format="gguf")
     refused("exists already", editable, edit, file)
-    refused("is the file that the model was loaded from", editable, edit, file, force=True)
+    refused("the model was loaded from this file", editable, edit, file, force=True)
     with made(editable, {1: 1}, SECOND).applied(editable):
         refused("weights in memory are not those of", editable, edit, tmp_path / "out.gguf")
     other_file = write(tmp_path / "other" / "base.gguf", Kind.Q8_0)

@@ -40,9 +40,9 @@ def test_a_word_that_stands_twice_is_the_first_and_one_without_spaces_has_its_to
     [
         (3, "fact token 3 was asked for, but the subject 'Eiffel Tower' has 3 tokens; a number from 0 to 2"),
         ("-4", "from -3 to -1, was expected"),
-        ("Paris", "'Paris' is no word of the subject 'Eiffel Tower'; subject_last, subject_first, last, the number"),
-        ("iffel", "'iffel' is no word of the subject"),
-        ("tower", "'tower' is no word of the subject"),
+        ("Paris", "'Paris' is not a word of the subject 'Eiffel Tower'; subject_last, subject_first, last, the number"),
+        ("iffel", "'iffel' is not a word of the subject"),
+        ("tower", "'tower' is not a word of the subject"),
     ],
 )
 def test_a_token_that_is_not_there_is_one_line(token: str | int, told: str) -> None:
@@ -54,7 +54,7 @@ def test_a_token_that_is_not_there_is_one_line(token: str | int, told: str) -> N
 def test_a_word_is_checked_without_a_tokenizer_and_a_number_is_not() -> None:
     for token in ("Tower", "subject_first", "last", 99, "-99"):
         check_word(token, "Eiffel Tower")
-    with pytest.raises(FactError, match="no word of the subject"):
+    with pytest.raises(FactError, match="not a word of the subject"):
         check_word("Rome", "Eiffel Tower")
 
 
@@ -76,5 +76,5 @@ def test_a_trace_knows_the_same_tokens() -> None:
     found = {token: trace.position(token) for token in ("subject_last", "subject_first", "last", "Eiffel", "-1", 0, -2)}
     assert found == {"subject_last": 3, "subject_first": 1, "last": 4, "Eiffel": 2, "-1": 3, 0: 1, -2: 2}
     assert site_of(trace, "Eiffel") == best_layer(trace, 1) == 1 and site_of(trace, "Tower") is None
-    with pytest.raises(FactError, match="no word of the subject"):
+    with pytest.raises(FactError, match="not a word of the subject"):
         trace.position("Rome")

@@ -133,7 +133,7 @@ def test_a_fact_without_a_new_object_is_for_tracing() -> None:
     [
         ({"subject": "  "}, "subject is empty"),
         ({"subject": None}, "subject must be text, found None"),
-        ({"subject": "{}"}, "holds {}"),
+        ({"subject": "{}"}, "contains {}"),
         ({"prompt": ""}, "prompt is empty"),
         (
             {"prompt": "It is in"},

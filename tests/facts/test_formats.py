@@ -202,10 +202,10 @@ def test_own_form_needs_no_target_for_tracing() -> None:
         (["x"], "expected an object, found ['x'] (list)"),
         (
             {"subject": "a", "object": "b"},
-            "unknown shape: no field is known as a prompt; found the fields 'subject, ob",
+            "unknown format: no field is recognised as a prompt; found the fields 'subject, ob",
         ),
-        ({}, "unknown shape: no field is known as a prompt; found the fields 'none'"),
-        ({"requested_rewrite": "x"}, "unknown shape: no field is known as a prompt"),
+        ({}, "unknown format: no field is recognised as a prompt; found the fields 'none'"),
+        ({"requested_rewrite": "x"}, "unknown format: no field is recognised as a prompt"),
         ({"requested_rewrite": {"prompt": "{}", "subject": "x"}}, "'{}' has no new object; give a target"),
         ({"requested_rewrite": {"prompt": "{}", "subject": "x", "target_new": {}}}, "'{}' has no new object"),
         ({**FLAT, "target_new": 5}, "target must be text, found 5 (int)"),
@@ -291,7 +291,7 @@ def test_the_error_names_file_and_record(tmp_path: Path) -> None:
     text = message(read_facts, path)
     assert (
         text.startswith(f"{path}, record 2: subject is empty")
-        and "(2 records of 4 cannot be used); --skip-bad goes on with the 2 that can" in text
+        and "(2 records of 4 cannot be used); --skip-bad uses the 2 good records" in text
     )
     found = sift_facts(path)
     assert found.facts == (Fact(**EIFFEL), parse_record(FLAT)) and found.records == 4
@@ -303,7 +303,7 @@ def test_two_targets_for_one_prompt_are_refused(tmp_path: Path) -> None:
     path = write(tmp_path, [EIFFEL, FLAT, spelled])
     assert message(read_facts, path) == (
         f"{path}, record 1: 'Eiffel Tower is located in the city of' has target 'Rome' here and 'Oslo' in record 3; "
-        "keep one (2 records of 3 cannot be used); --skip-bad goes on with the 1 that can"
+        "keep one (2 records of 3 cannot be used); --skip-bad uses the 1 good record"
     )
     assert sift_facts(path).facts == (parse_record(FLAT),), "both are left out"
     assert [fact.target for fact in sift_facts(path, in_sequence=True).facts] == ["Rome", "Oslo"]

@@ -39,15 +39,18 @@ def test_keep_and_also_are_read_from_a_file_and_written_back_as_they_were(tmp_pa
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"keep": ["old mill  LIES in"]}, "keep 'old mill  LIES in' stands in prompt, too, whose answer is to change"),
-        ({"keep": ["See {} in"], "also": ["See Old Mill in"]}, "stands in also, too, whose answer is to change"),
-        ({"keep": ["See {} in"], "paraphrases": ["See {} in"]}, "stands in paraphrases, too, whose answer is to ch"),
-        ({"keep": ["{} is"], "portability": [{"prompt": "{} is", "target": "x"}]}, "stands in portability, too, whose"),
-        ({"keep": ["{} is"], "same_subject": ["{} is"]}, "same_subject, too, and what is optimised measures nothing"),
-        ({"keep": ["Joy is"], "neighbors": ["Joy is"]}, "neighbors, too, and what is optimised measures nothing"),
-        ({"keep": ["Joy is"], "locality": ["Joy is"]}, "locality, too, and what is optimised measures nothing"),
-        ({"also": ["See {} in"], "paraphrases": ["See {} in"]}, "also 'See Old Mill in' stands in paraphrases, too, a"),
-        ({"also": ["{} lies in"]}, "also 'Old Mill lies in' stands in prompt, too"),
+        ({"keep": ["old mill  LIES in"]}, "keep 'old mill  LIES in' is also in prompt, whose answer should change"),
+        ({"keep": ["See {} in"], "also": ["See Old Mill in"]}, "is also in also, whose answer should change"),
+        ({"keep": ["See {} in"], "paraphrases": ["See {} in"]}, "is also in paraphrases, whose answer should ch"),
+        ({"keep": ["{} is"], "portability": [{"prompt": "{} is", "target": "x"}]}, "is also in portability, whose"),
+        (
+            {"keep": ["{} is"], "same_subject": ["{} is"]},
+            "same_subject, so the edit would optimise what it is measured by",
+        ),
+        ({"keep": ["Joy is"], "neighbors": ["Joy is"]}, "neighbors, so the edit would optimise what it is measured by"),
+        ({"keep": ["Joy is"], "locality": ["Joy is"]}, "locality, so the edit would optimise what it is measured by"),
+        ({"also": ["See {} in"], "paraphrases": ["See {} in"]}, "also 'See Old Mill in' is also in paraphrases, so"),
+        ({"also": ["{} lies in"]}, "also 'Old Mill lies in' is also in prompt"),
         ({"also": ["It lies in"]}, "also 'It lies in' has neither {} nor the subject 'Old Mill'"),
         ({"also": ["{} and {} lie in"]}, "also '{} and {} lie in' has 2 slots {}"),
         ({"also": "See {} in"}, "also must be a list"),
@@ -66,10 +69,12 @@ def test_what_contradicts_the_fact_or_is_no_prompt_is_one_line(changes: dict[str
 def test_facts_that_are_written_together_agree_on_what_is_kept_and_said() -> None:
     first, other = Fact(**MILL, keep=["Red Mill lies in"]), Fact("Red Mill", "{} lies in", "Rome")
     check_facts([first, Fact("Red Mill", "{} stands in", "Rome")])
-    with pytest.raises(EditError, match="'Red Mill lies in' is to be kept, and to become 'Rome'; leave one"):
+    with pytest.raises(
+        EditError, match="'Red Mill lies in' is a prompt to keep and a fact with target 'Rome'; leave one"
+    ):
         check_facts([first, other])
     also = Fact("Red Mill", "{} stands in", "Bern", also=["{} lies in"])
-    with pytest.raises(EditError, match="is to become 'Rome' and 'Bern'"):
+    with pytest.raises(EditError, match="the objects 'Rome' and 'Bern'"):
         check_facts([other, also])
 
 

@@ -35,7 +35,7 @@ def test_what_a_fact_cannot_hold_is_noted(tmp_path: Path) -> None:
         "requested_rewrite": [{**r, "subject": r["subject"] + "s"} for r in (REWRITE, SECOND)],
     }
     found = sift_facts(write(tmp_path / "f.jsonl", many, {**FLAT, "subject": "Red Mill"}, other))
-    note = "multi-hop questions are asked where all 2 edits of their case are made together"
+    note = "multi-hop questions are asked only if all 2 edits of their case are made together"
     assert found.notes == ((1, note), (3, note)) and found.left_out == ((2, found.left_out[0][1]),)
     unread = "not read, with the number of records: answer (2), answer_alias (2)"
     assert found.noted() == [f"{found.source}: {note} (2 records)", f"{found.source}: {unread}"]
@@ -92,11 +92,11 @@ def test_each_record_that_cannot_be_used_is_listed_with_its_reason(tmp_path: Pat
     reasons = dict(found.left_out)
     assert list(reasons) == [1, 2, 4, 5, 7]
     assert reasons[1] == "'Old Mill lies in' has target 'Oslo' here and 'Rome' in record 4; keep one"
-    assert "unknown shape" in reasons[2]
+    assert "unknown format" in reasons[2]
     assert reasons[4] == "'Old Mill lies in' has target 'Rome' here and 'Oslo' in record 1; keep one"
     assert "target and previous are both 'Bern'" in reasons[5]
-    assert reasons[7] == "case_id '1' is that of record 3, another fact; give each its own"
-    assert message(read_facts, path).endswith("(5 records of 7 cannot be used); --skip-bad goes on with the 2 that can")
+    assert reasons[7] == "case_id '1' is also that of record 3, another fact; give each its own"
+    assert message(read_facts, path).endswith("(5 records of 7 cannot be used); --skip-bad uses the 2 good records")
 
 
 def test_facts_that_are_edited_one_by_one_may_disagree_and_repeat(tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ def test_what_stands_beside_records_is_named_and_belongs_to_each(tmp_path: Path)
     assert found.unread == {"version": 2} and [fact.relation for fact in found.facts] == ["place", "place"]
     one = {"requests": [OLD], "generality": {"wording": [{"prompt": "Old Mill stands in", "target": "Oslo"}]}}
     assert read_facts(write(tmp_path, one)) == [Fact(**MILL, paraphrases=["Old Mill stands in"])]
-    assert "unknown shape" in message(read_facts, write(tmp_path, {**one, "requests": [OLD, RED]}))
+    assert "unknown format" in message(read_facts, write(tmp_path, {**one, "requests": [OLD, RED]}))
 
 
 @pytest.mark.parametrize(
@@ -136,12 +136,14 @@ def test_a_sign_for_the_object_ends_the_prompt(slot: str) -> None:
 
 def test_an_object_before_the_end_is_refused() -> None:
     said = message(parse, {**MILL, "prompt": "[Y] is where {} lies"})
-    assert said == "prompt '[Y] is where {} lies' has its object before its end; end it where the object begins"
+    assert (
+        said == "prompt '[Y] is where {} lies' has words after the mark for the object; end it where the object begins"
+    )
 
 
 def test_triples_without_a_prompt_are_told_what_is_missing() -> None:
     told = message(parse, {"subject": "Old Mill", "relation": "place", "object": "Oslo"})
-    assert told.endswith("add a field prompt, whose text the object ends, with {} for the subject")
+    assert told.endswith("add a field prompt that the object completes, with {} for the subject")
 
 
 # Languages in the names ------------------------------------------------------------------------------

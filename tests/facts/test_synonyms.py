@@ -189,8 +189,8 @@ EN, FI = (
 def test_one_language_is_written_and_the_others_are_asked() -> None:
     both = {"id": 1, "en": EN, "fi": FI}
     assert message(parse, both) == "the record is in en, fi; choose one: --language en"
-    assert message(parse, both, Shape(language="de")) == "the record has no part in de, only in en, fi"
-    assert message(parse, EN, Shape(language="de")) == "the record has no part in de, nor in any language"
+    assert message(parse, both, Shape(language="de")) == "the record has no text in de, only in en, fi"
+    assert message(parse, EN, Shape(language="de")) == "the record has no text in de, nor in any language"
     assert parse({"en": EN}, Shape(language="en")) == parse({"en": EN})
     (fact,) = parse(both, Shape(language="EN")).facts
     assert (fact.subject, fact.target) == ("Old Mill", "Oslo")
@@ -201,7 +201,7 @@ def test_one_language_is_written_and_the_others_are_asked() -> None:
     assert Fact.from_dict(json.loads(json.dumps(fact.to_dict()))) == fact
     assert parse({"fi": FI}).facts[0].subject == "Vanha mylly" and not parse({"fi": FI}).facts[0].cross_lingual
     read = parse({"en": EN, "fi": {**FI, "subject": "Uusi talo"}}, Shape(language="en"))
-    assert read.notes == ("what is in fi cannot be asked",) and not read.facts[0].cross_lingual
+    assert read.notes == ("the texts in fi cannot be asked",) and not read.facts[0].cross_lingual
 
 
 def test_a_conversation_is_one_question_with_its_answer() -> None:

@@ -62,7 +62,7 @@ def test_a_split_is_named_where_there_are_several(datasets: Any, tmp_path: Path)
 
 def test_a_table_that_cannot_be_read(datasets: Any, tmp_path: Path) -> None:
     (bad := tmp_path / "bad.parquet").write_text("x")
-    assert message(read_facts, bad).startswith(f"{bad} is no table that can be read: ")
+    assert message(read_facts, bad).startswith(f"{bad} is not a table that can be read: ")
     datasets.Dataset.from_list([MILL]).select([]).to_parquet(tmp_path / "none.parquet")
     assert message(read_facts, tmp_path / "none.parquet").endswith("holds no facts; expected at least one record")
     missing = tmp_path / "missing.parquet"
@@ -113,8 +113,8 @@ def test_a_hub_that_does_not_answer_is_one_line(
     monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
     level = logging.getLogger("huggingface_hub").level
     assert message(read_facts, "owner/name") == (
-        "owner/name: no such path, and not to be had as a data set of the hub (Couldn't reach it on the Hub); "
-        "download a file of it and give that"
+        "owner/name: no such path, and it cannot be read as a data set of the hub (Couldn't reach it on the Hub); "
+        "download a file of the data set and name that file"
     )
     assert logging.getLogger("huggingface_hub").level == level and not caplog.records
 

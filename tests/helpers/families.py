@@ -209,20 +209,21 @@ HEAD = ("family", "model", "blocks", "value matrix", "stored", "gate", "activati
 ABOUT = """# Families
 
 Written by `python tests/helpers/families.py` from tiny models of transformers {version}, built from their
-configurations; a test holds this file against what it would write. There is no list of supported models: a model is
-recognised by its structure and verified by a forward pass, and one that is not in this table may work as well.
+configurations; a test checks that the page is up to date. There is no list of supported models: a model is recognised
+by its structure and verified by a forward pass, and models that are not in this table may work as well.
 
-- **blocks**: *sequential* where the feed-forward layer sees what the attention of its block gives, *parallel* where it
-  does not. *normed*: its output is normalised before it is added to the residual stream. *× c*: it is multiplied by c.
-- **value matrix**: its path inside a layer; **stored**: the module that keeps it, as [d_model, d_ff] or transposed, as
-  the module declares; nothing is read from a shape.
+- **blocks**: *sequential* if the feed-forward layer reads the output of its block's attention, *parallel* if it does
+  not. *normed*: its output is normalised before it is added to the residual stream. *× c*: it is multiplied by c.
+- **value matrix**: its path inside a layer; **stored**: the module that contains it, as [d_model, d_ff] or transposed.
+  The module declares its orientation; no property is derived from a shape.
 - **gate**: whether the coefficients are multiplied by a second set; *fused*: both sets come from one matrix.
-- **works**: everything is tracing states, feed-forward and attention outputs; reruns from the token where something
-  changed, in each row of a batch its own; one fact by ROME, whose value the real forward pass gives, and which in a
-  model that was trained to know the old object makes the new one more than twice as likely, by the default numbers;
-  apply and undo, bit for bit; a checkpoint that a fresh process opens with equal logits; a LoRA adapter with which PEFT
-  gives them; and several layers that share one value (MEMIT, AlphaEdit, EMMET). Where reruns cannot begin at a token,
-  whole rows run: slower, the same numbers.
+- **works**: *everything* means all of the following. Tracing works for states, feed-forward and attention outputs.
+  Reruns begin at the token that changed, which may differ between the rows of a batch. The real forward pass gives the
+  value of a fact that ROME wrote; in a model that was trained to know the old object, ROME with the default settings
+  makes the new object more than twice as likely. An edit is applied and undone bit for bit. A fresh process opens the
+  exported checkpoint with equal logits, and PEFT gives the same logits with the LoRA adapter. Several layers can share
+  one value (MEMIT, AlphaEdit, EMMET). If reruns cannot begin at a token, whole texts are run again: slower, with the
+  same numbers.
 
 """
 

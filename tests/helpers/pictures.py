@@ -126,13 +126,14 @@ HEAD = ("class", "loaded as", "value matrix in memory", "in the files", "works")
 ABOUT = """
 ## Checkpoints with a vision tower
 
-Their text decoder is one of the families above or its like; it is edited, and the whole checkpoint is exported under
-the names that its files have, joined with those in memory by the conversion with which transformers loads and saves.
-**works**: everything is one fact by ROME, whose value the real forward pass gives; an export in which all else has the
-base's bytes, the vision tower included, and which the class that it is loaded as opens with the logits of the edited
-model; an undo of it that gives the base, bit for bit; and an adapter with which PEFT gives these logits in that class.
-A class is loaded as its text decoder alone where this version of transformers cannot run the whole. One that lets a
-token see those behind it is refused: nothing is then read where a subject ends that its prompt's end does not change.
+Their text decoder is one of the families above or similar. It is edited, and the whole checkpoint is exported under
+the tensor names of its files, which the conversion of transformers maps to the names in memory. **works**:
+*everything* means all of the following. The real forward pass gives the value of a fact that ROME wrote. In the export
+all other tensors have the base's bytes, the vision tower included, and the class in the column *loaded as* opens it
+with the logits of the edited model. Undoing the export gives the base, bit for bit. PEFT gives the same logits with
+the adapter in that class. If this version of transformers cannot run the whole class, its text decoder is loaded
+alone. A class in which a token sees later ones is refused, because the end of the prompt would then change the key at
+the subject.
 
 """
 _PLACE = TemporaryDirectory(prefix="ffedit-pictures-")

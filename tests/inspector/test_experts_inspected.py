@@ -198,7 +198,7 @@ def test_an_order_of_gate_and_up_that_is_not_known_is_refused() -> None:
         lambda z: usual(torch.cat(z.chunk(2, -1)[::-1], -1)),  # the gate behind
     ):
         module._apply_gate = strange
-        with pytest.raises(ModelError, match="neither in halves nor in turn") as caught:
+        with pytest.raises(ModelError, match="neither two halves nor alternating rows") as caught:
             _ = memory.key_rows.tensors()
         assert "\n" not in str(caught.value)
         assert memory.coefficients(torch.randn(2, 32)).shape == (2, 48)

@@ -92,7 +92,9 @@ def test_only_the_layers_that_are_named_are_tried(written: list[Any]) -> None:
 
 
 def test_too_few_known_facts_are_one_line(written: list[Any]) -> None:
-    with pytest.raises(EditError, match=r"knows 2 of the 3 facts, and layers are compared on at least 3; give facts"):
+    with pytest.raises(
+        EditError, match=r"knows 2 of the 3 facts, but at least 3 are needed to compare layers; give facts"
+    ):
         chosen(zoo.trained("gpt2", True), facts=[*FACTS[:2], UNKNOWN])
     with pytest.raises(EditError, match=r"knows 0 of the \d+ built-in calibration facts"):
         choose_layer(zoo.shared("gpt2"))

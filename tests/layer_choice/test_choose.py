@@ -96,9 +96,9 @@ def test_a_layer_that_reaches_no_answer_is_never_chosen_and_refused_by_name(trac
     assert (only.layer, only.by) == (0, "only")
     at_end = Fact("Eiffel tower", "the city of {}", "Rome")
     for facts, layers in (([ASKED], [2]), ([at_end, ASKED], [0, 2])):
-        with pytest.raises(EditError, match=r"layer 2 is the last of .*; name a layer from 0 to 1, or read the key"):
+        with pytest.raises(EditError, match=r"layer 2 is the last of .*; name a layer from 0 to 1, or edit at the"):
             ffedit.edit(editable, facts, layers=layers, config=quick())
-        with pytest.raises(EditError, match="no layer after it carries what it writes at the token subject_last"):
+        with pytest.raises(EditError, match="no later layer can carry a change at the token subject_last"):
             find_layer(editable, facts, "2", range(2, 3))
     before, last = zoo.snapshot(editable), {"layers": [2], "stats": CORPUS}
     for facts, method, token in (([at_end], "memit", "subject_last"), ([ASKED], "rome", "last"), ([ASKED], "ft", None)):

@@ -27,7 +27,7 @@ def finding(monkeypatch: pytest.MonkeyPatch, kind: torch.device | None, count: i
     ("kind", "count", "told"),
     [
         (None, 0, "torch 2.9.9 was built for CPUs only; give auto or cpu, or install a torch that was built for the"),
-        (CUDA, 0, "torch 2.9.9 was built for cuda, but finds none; give auto or cpu, or see whether its driver"),
+        (CUDA, 0, "torch 2.9.9 was built for cuda, but finds none; give auto or cpu, or check its driver"),
         (CUDA, 2, "torch 2.9.9 finds cuda:0, cuda:1; give auto, cpu, or one of these"),
         (torch.device("mps"), 1, "torch 2.9.9 finds mps:0; give auto, cpu, or one of these"),
     ],
@@ -54,7 +54,7 @@ def test_torchs_own_words_are_cut_to_a_few(monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.parametrize("device", ["foo", "", "cuda:x", "meta", "privateuseone"])
 def test_a_device_that_is_none(device: str) -> None:
-    words = rf"device '{device}' (is not known|holds no weights|cannot be used \(.*\): torch .*); give auto"
+    words = rf"device '{device}' (is not known|cannot hold weights|cannot be used \(.*\): torch .*); give auto"
     with pytest.raises(ModelError, match=words):
         spread_over(device, None, None, None)
 

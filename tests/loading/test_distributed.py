@@ -109,7 +109,7 @@ def test_two_real_processes_learn_what_each_found(tmp_path: Path) -> None:
         assert problem == ["FactError", "it failed there"], "an error of one is an error of all"
         there = ["EditError", "the process of rank 1 (of 2) failed: it failed there"]
         assert memory == (["MemoryError", "it failed there"] if rank else there)
-        words = "the processes of rank 0 and 1 do not work on the same: model of 0, and of 1; give all the same files,"
+        words = "the processes of rank 0 and 1 differ: model of 0, and of 1; give all processes the same files,"
         assert differ == ["EditError", f"{words} options and versions"], "what is alike is not named"
         assert first == (rank == 0) and not left, "no thread is left that could abort a process while it ends"
 
@@ -160,4 +160,4 @@ def test_a_process_that_is_killed_is_an_error_of_the_others(tmp_path: Path) -> N
     finally:
         both[0].kill()
     told = (tmp_path / "told").read_text()
-    assert told.startswith("another process of this run has ended; the same command goes on") and "\n" not in told
+    assert told.startswith("another process of this run has ended; the same command continues") and "\n" not in told

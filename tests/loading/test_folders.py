@@ -170,7 +170,7 @@ def test_what_is_more_than_tensors_is_not_converted(base: Path, tmp_path: Path, 
     }[what]
     pickled(base, 1)
     torch.save(content, base / PICKLED)
-    with pytest.raises(ModelError, match="it holds other things than named tensors") as caught:
+    with pytest.raises(ModelError, match="it holds more than named tensors") as caught:
         ffedit.convert(base, out)
     assert "\n" not in str(caught.value) and not executed.exists() and not out.exists()
 
@@ -196,7 +196,7 @@ def test_the_command_in_the_line_merges_an_adapter(
 ) -> None:
     folder, model = adapted
     line = refusal(folder)
-    assert f"is an adapter of {base} and no model" in line
+    assert f"is an adapter of {base}, not a model" in line
     ran = shell(capsys, *line.partition("first: ffedit ")[2].replace("DIR", str(tmp_path / "whole")).split())
     assert ran.code == 0, ran.err
     expected, found = zoo.logits(model), zoo.logits(ffedit.load(tmp_path / "whole").model)
@@ -214,7 +214,7 @@ def test_a_folder_with_a_model_and_an_adapter_is_refused_with_both_ways(adapted:
 
 def test_a_live_adapter_is_refused_with_the_hint(adapted: tuple[Path, Any]) -> None:
     for model in (adapted[1], adapted[1].get_base_model()):
-        with pytest.raises(ModelError, match=r"a PEFT adapter stands in this model.*merge_and_unload\(\)"):
+        with pytest.raises(ModelError, match=r"this model contains a PEFT adapter.*merge_and_unload\(\)"):
             ffedit.load((model, zoo.words()))
     merged = adapted[1].merge_and_unload()
     assert len(ffedit.load((merged, zoo.words())).layers) == zoo.DEPTH

@@ -302,7 +302,7 @@ def test_weights_that_transformers_leaves_out_are_told(tmp_path: Path) -> None:
     layer = model.model.layers[0].self_attn
     layer.o_proj.bias = torch.nn.Parameter(torch.ones(32))  # which no Llama without attention_bias has
     path = gguf_making.write_gguf(tmp_path / "m.gguf", model, tokenizer)
-    assert "makes a model of" in refusal(path)
+    assert "transformers reads only" in refusal(path)
 
 
 def test_names_that_mean_no_one_file_are_told(file: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

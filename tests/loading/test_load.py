@@ -69,7 +69,7 @@ def test_what_is_no_pair_and_options_that_a_pair_has_no_use_for_are_refused() ->
     }  # fmt: skip
     for name, value in options.items():
         for load in (ffedit.load, ffedit.load_stacks):
-            with pytest.raises(ModelError, match=f"^{name}: found with a pair"):
+            with pytest.raises(ModelError, match=f"^{name}: a pair"):
                 load((model, words), **{name: value})
 
 

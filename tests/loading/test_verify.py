@@ -182,7 +182,7 @@ def test_experts_whose_layout_is_not_declared_are_refused() -> None:
     for layer in model.model.layers:
         layer.mlp.experts.__class__ = type("Own", (nn.Module,), {})
     text = refusal(model)
-    assert "layer 0: Own without _apply_gate is no block of experts" in text and "dense model" in text
+    assert "layer 0: Own without _apply_gate is not a block of experts" in text and "dense model" in text
 
 
 def test_a_module_that_does_more_than_multiply_is_refused() -> None:
@@ -196,7 +196,7 @@ def test_a_module_that_does_more_than_multiply_is_refused() -> None:
     adapted.weight = mlp.down_proj.weight
     mlp.down_proj = adapted
     text = refusal(model)
-    sides = re.search(r"W k \+ b is (\S+) where model.layers.1.mlp.down_proj gives (\S+) \(off by", text)
+    sides = re.search(r"W k \+ b is (\S+), but model.layers.1.mlp.down_proj gives (\S+) \(off by", text)
     assert sides is not None and "adapter" in text
     assert float(sides[2]) - float(sides[1]) == pytest.approx(5, abs=0.02), "both sides of the equation"
 
@@ -211,7 +211,7 @@ def test_layers_that_hand_on_more_than_a_stream_are_refused() -> None:
         return aside[-1]
 
     first.forward, last.forward = put, lambda x, **more: forwards[1](x, **more) + aside.pop()
-    assert "cannot be run on from the middle of a recorded pass" in refusal(model)
+    assert "cannot continue a recorded pass" in refusal(model)
 
 
 def test_a_model_without_a_list_of_layers_is_refused_with_the_lists_seen() -> None:
@@ -219,7 +219,7 @@ def test_a_model_without_a_list_of_layers_is_refused_with_the_lists_seen() -> No
     layers = model.model.layers
     del model.model.layers
     model.model.layers = nn.Sequential(*layers)
-    assert "found module lists: none" in refusal(model)
+    assert "but its module lists are: none" in refusal(model)
     model.model.layers = nn.ModuleList(layers[:2])
     assert "layers of 2" in refusal(model)
 

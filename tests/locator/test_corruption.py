@@ -96,7 +96,7 @@ def test_corruptions_are_read_from_a_name_and_a_scale() -> None:
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        *(("pink", "'pink' is not known; there is gaussian"), ("", "'' is not known"), ("uniform:loud", "'loud'")),
+        *(("pink", "'pink' is not known; known are gaussian"), ("", "'' is not known"), ("uniform:loud", "'loud'")),
         *(("gaussian:0", "above 0"), ("gaussian:-1", "above 0"), ("gaussian:nan", "above 0"), ("a:b:c", "'b'")),
     ],
 )
@@ -143,7 +143,9 @@ def test_replacements_are_drawn_by_seed(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_no_subject_of_equal_length_is_an_error() -> None:
     for facts in ([FACT], [FACT, Fact("Eiffel tower", "{} stands in")], [FACT, Fact("Rome", "{} is in")]):
-        with pytest.raises(FactError, match=r"no other subject of 2 tokens .* 'Eiffel tower'; give more facts"):
+        with pytest.raises(
+            FactError, match=r"no other fact has a subject of 2 tokens to replace 'Eiffel tower'; add facts"
+        ):
             locate_all(zoo.shared("gpt2"), facts, corruption="replacement")
 
 

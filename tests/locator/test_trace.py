@@ -322,7 +322,7 @@ def test_the_largest_effect_at_the_subject_is_sought_at_all_its_tokens() -> None
 
 def test_settings_that_are_not_known_are_refused() -> None:
     for setting in ({"tokens": "last"}, {"kind": "mlp"}, {"metric": "rank"}, {"sever": "norm"}):
-        with pytest.raises(FactError, match=f"{next(iter(setting.values()))!r} is not known; there is"):
+        with pytest.raises(FactError, match=f"{next(iter(setting.values()))!r} is not known; known are"):
             locate(zoo.shared("gpt2"), FACT, **setting)  # type: ignore[arg-type]
 
 

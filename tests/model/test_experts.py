@@ -159,7 +159,7 @@ def _normed() -> nn.Module:
     return module
 
 
-@pytest.mark.parametrize(("make", "says"), [(_undeclared, "Linear without has_gate, "), (_normed, "norm behind each")])
+@pytest.mark.parametrize(("make", "says"), [(_undeclared, "Linear without has_gate, "), (_normed, "norm after each")])
 def test_a_module_that_does_not_declare_its_layout_is_refused(make: Callable[[], nn.Module], says: str) -> None:
     with pytest.raises(ModelError, match=says) as caught:
         Experts(make())

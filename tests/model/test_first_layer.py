@@ -298,7 +298,7 @@ def test_a_first_matrix_of_another_size_is_not_taken() -> None:
 
 def test_a_memory_that_stands_in_no_model_has_no_keys() -> None:
     memory = KeyValueMemory(Address(0), "h.0.mlp.c_proj", nn.Linear(4, 2), False, torch.float32)
-    assert "stands in no model" in refusal(memory)
+    assert "belongs to no model" in refusal(memory)
 
 
 # Turning memories up and down ----------------------------------------------------------------------

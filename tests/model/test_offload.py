@@ -163,8 +163,8 @@ def test_the_command_line_spreads_a_model_over_memory_and_disk(
     [
         ({"device_map": "everywhere"}, "device map 'everywhere' is not known; give auto, balanced"),
         ({"device_map": "auto", "device": "cpu"}, "device 'cpu' and a device map were given"),
-        ({"offload_folder": "x"}, "without a device map"),
-        ({"device_map": "auto", "max_memory": {"cpu": "much"}}, "a memory of 'much' is not known"),
+        ({"offload_folder": "x"}, "needs a device map"),
+        ({"device_map": "auto", "max_memory": {"cpu": "much"}}, "'much' is not an amount of memory"),
     ],
 )
 def test_how_a_model_cannot_be_spread_is_told_in_one_line(how: dict[str, Any], said: str) -> None:

@@ -156,7 +156,7 @@ def test_a_word_of_the_subject_is_its_last_token(tokenizer: PreTrainedTokenizerB
     assert tokenizer.decode(found.ids[found.subject[0] : site + 1]).strip() == "Eiffel"
     for token in ("tower", "Eiffel tower", -1, len(found.ends) - 1, "subject_last"):
         assert replace(found, fact_token=token).site == found.subject_last
-    with pytest.raises(FactError, match="no word of the subject 'Eiffel tower'"):
+    with pytest.raises(FactError, match="not a word of the subject 'Eiffel tower'"):
         _ = replace(found, fact_token="city").site
 
 
@@ -182,7 +182,7 @@ def test_a_subject_inside_another_word_is_not_taken_for_it() -> None:
 def test_a_subject_of_no_token_is_refused() -> None:
     tokenizer = zoo.words()
     tokenizer.backend_tokenizer.normalizer = normalizers.Replace("Rome", "")
-    assert "the subject 'Rome' comes to no token" in refusal(tokenizer, "Rome is", "big", span=(0, 4))
+    assert "the subject 'Rome' gives no token" in refusal(tokenizer, "Rome is", "big", span=(0, 4))
 
 
 # Reading the model out ----------------------------------------------------------------------------

@@ -323,7 +323,7 @@ def signed(folder: Path, change: Callable[[dict[str, Any]], object]) -> Path:
         ("norms", {"1": 10**400}, "a number of 1329 bits"),
         ("norm_ratio", True, "provenance.norm_ratio is True"),
         ("matrices", {"1": {}}, "provenance.matrices.1 has no parameter"),
-        ("says", {"before": ["a", "b"]}, "not an answer for each fact"),
+        ("says", {"before": ["a", "b"]}, "not have an answer for each fact"),
         ("scores", {"before": {"a": 1}, "after": {"b": 1}}, "other scores before than after"),
         ("solved", [{"tokens": [1]}], "does not say how each value"),
         ("subjects", {"1": ["a", "b"]}, "do not fit a change"),
@@ -357,7 +357,7 @@ def test_an_edit_that_names_no_model_asks_for_one(tmp_path: Path, capsys: pytest
 )
 def test_a_line_that_is_no_result_is_named(tmp_path: Path, line: str, told: str) -> None:
     (tmp_path / "results.jsonl").write_text(json_lines([json.loads(line)]))
-    with pytest.raises(EditError, match=f"results.jsonl, line 1: no result of `ffedit bench`.*{told}"):
+    with pytest.raises(EditError, match=f"results.jsonl, line 1: not a result of `ffedit bench`.*{told}"):
         fuzzing.results.Journal(tmp_path, writes=False)
 
 
@@ -388,5 +388,5 @@ def test_key_statistics_of_another_form_are_refused(tmp_path: Path, about: dict[
     header["__metadata__"]["moments"] = json.dumps(moments)
     text = json.dumps(header).encode()
     (tmp_path / name).write_bytes(struct.pack("<Q", len(text)) + text + content[8 + length :])
-    with pytest.raises(EditError, match=r"not a file of key statistics|which is no layer"):
+    with pytest.raises(EditError, match=r"not a file of key statistics|which is not a layer"):
         ffedit.merge_stats([tmp_path])

@@ -137,7 +137,10 @@ def test_a_text_for_c_that_is_too_short() -> None:
     assert apart is not None and edit.provenance["statistics"]["1"]["convergence"] == apart
     assert broken(editable, edit, report(), convergence=1.01 * apart) == {}
     found = broken(editable, edit, report(), convergence=0.99 * apart)
-    assert found["convergence"].value == apart and f"spare other text {apart:.0%} of" in found["convergence"].words
+    assert (
+        found["convergence"].value == apart
+        and f"would disturb other text {apart:.0%} less" in found["convergence"].words
+    )
     assert f"`ffedit stats --tokens {2 * CORPUS.tokens} --out DIR`" in found["convergence"].words
     early = {at: {"tokens": one["tokens"]} for at, one in edit.provenance["statistics"].items()}
     edit = dataclasses.replace(edit, provenance={**edit.provenance, "statistics": early})

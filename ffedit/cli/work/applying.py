@@ -47,6 +47,7 @@ from ffedit.loading.distributed import ProcessGroup
 from ffedit.loading.load import cached_folder
 from ffedit.model.editable import Editable
 from ffedit.model.memory import Address
+from ffedit.model.tokenization import decode
 from ffedit.progress import Progress
 from ffedit.safety.guardrails import Breach, breaches, refusal, warnings
 from ffedit.safety.require import Requirement, not_taken, unmet
@@ -147,9 +148,22 @@ class Application:
         self.group.disband()
         layer = known_layer(self.editable, self.facts, self.layers, self.allowed, self.method, self.config)
         to_read = self.text if self.stats is self.text else None
-        planned = estimate(self.editable, self.facts, self.method, layer, self.spread, self.config, to_read)
+        planned = estimate(
+            self.editable,
+            self.facts,
+            self.method,
+            layer,
+            self.spread,
+            self.config,
+            to_read,
+            self._show_trace,
+        )
         self.surface.show(model_line(self.editable), plan(planned, self.destinations.words()))
         self.surface.write_json({"model": self.editable.name, "estimate": planned.to_dict()})
+
+    @property
+    def _show_trace(self) -> bool:
+        return self.surface.verbose or self.destinations.show_trace
 
     def run(self) -> None:
         """Locate, write, measure; then show and save, in the first process."""
@@ -162,13 +176,26 @@ class Application:
             self._finish(found, edit, measured, report)
 
     def _locate(self, progress: Progress) -> tuple[Found | None, int]:
-        """Find the layer to edit and show why; what was found is known in the first process only."""
+        """Find the layer to edit and show why; what was found is known in the first process only.
+
+        Where the fact is recalled is traced if that decides or is shown: on a large model it takes half a minute.
+        """
         choices: list[Found] = []
 
         def find() -> int:
-            found = find_layer(self.editable, self.facts, self.layers, self.allowed, self.method, self.config, progress)
-            if self.surface.verbose or found.by == "trace":  # else nobody asked where it is recalled
-                self.surface.show(heat_map(found.traces, found.layer), why_layer(found, self.layers))
+            found = find_layer(
+                self.editable,
+                self.facts,
+                self.layers,
+                self.allowed,
+                self.method,
+                self.config,
+                progress,
+                show=self._show_trace,
+            )
+            if self.surface.verbose or found.by == "trace":
+                drawn = [] if found.traces is None else [heat_map(found.traces, found.layer)]
+                self.surface.show(*drawn, why_layer(found, self.layers))
             choices.append(found)
             return found.layer
 
@@ -233,15 +260,19 @@ class Application:
         surface, seconds = self.surface, perf_counter() - self.ends["start"]
         token = self.config.key.fact_token
         if token == "subject_last":
-            traced = found.traces.traces[0]
-            last = quoted(traced.tokens[traced.subject_last])
-            token = last if len(self.facts) == 1 else "the last token of each subject"
+            token = "the last token of each subject" if len(self.facts) > 1 else quoted(self._subject_last())
         layers = f"layer{'s' if len(edit.layers) > 1 else ''} {ranges(edit.layers)}"
         model = f"{short_name(self.editable)}{' in its chat template' if self.editable.chat else ''}"
         about = [f"{layers} of {model}{f' at {token}' if edit.keys else ''}", duration(seconds)]
         surface.show(outcome(report, [*about, *self.destinations.saved(saved)]), packing(edit))
         surface.show(verdict_view(report, edit, self.editable, surface.verbose), warnings(broken, surface.verbose))
         surface.show(worse(report), before_after(report), what_it_says(report) if surface.verbose else None)
+
+    def _subject_last(self) -> str:
+        """Return the last token of the only fact's subject, as text."""
+        fact = self.facts[0]
+        prompt = self.editable.encode(fact.text, span=fact.span, max_tokens=self.editable.max_tokens)
+        return decode(self.editable.tokenizer, [prompt.ids[prompt.subject_last]])
 
 
 def _tell_long_objects(surface: options.Surface, editable: Editable, facts: Sequence[Fact]) -> None:
@@ -267,8 +298,8 @@ def pictures_ready(destinations: Destinations, applied: Mapping[str, Any], choic
     with ExitStack() as stack:
         if destinations.html is not None:
             stack.enter_context(text_ready(destinations.html, result_page(applied)))
-        if destinations.plot is not None:
-            stack.enter_context(figure_ready(destinations.plot, lambda: heat_maps([choice.traces], choice.layer)))
+        if destinations.plot is not None and (traces := choice.traces) is not None:
+            stack.enter_context(figure_ready(destinations.plot, lambda: heat_maps([traces], choice.layer)))
         yield
 
 

@@ -80,6 +80,7 @@ class Session:
         path.write_text(result_page(record), encoding="utf-8")
         edit.apply_(editable)
         self.edits.append(edit)
+        assert choice.traces is not None  # the first fact's, to show
         return choice.traces.plot(choice.layer), report._repr_html_(), str(path), self.state()
 
     def undo(self) -> str:

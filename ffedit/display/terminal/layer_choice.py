@@ -32,6 +32,8 @@ def reasons(found: Found, asked: str) -> list[Text]:
         lines.append(auto_in_words(found.auto, layer))
     if found.by == "only":
         lines.append(Text(f"Layer {layer}: the only one whose output reaches the answer."))
+    if found.traces is None:
+        return lines or [Text.assemble((f"Layer {layer}: ", "bold"), "you asked for it.")]
     return [*lines, layer_choice(found.traces, layer, "explained" if lines else asked)]
 
 

@@ -51,7 +51,7 @@ def check_method(name: str) -> Method:
     """Return the method of this name; EditError if there is none."""
     if name not in METHODS:
         broken = "".join(f"; {point} could not be loaded: {why}" for point, why in METHODS.broken.items())
-        raise EditError(f"method {name!r} is not known; there is {choices(name, METHODS)}{broken}")
+        raise EditError(f"method {name!r} is not known; known are {choices(name, METHODS)}{broken}")
     return METHODS[name]
 
 
@@ -59,7 +59,7 @@ def preset(name: str, method: str) -> EditConfig:
     """Return the numbers of a preset: "default", or what was published, as far as it holds on other models."""
     known = {"default": EditConfig(), **check_method(method).presets}
     if name not in known:
-        raise EditError(f"there is no preset {name!r} for {method}; there is {', '.join(known)}")
+        raise EditError(f"{method} has no preset {name!r}; it has {', '.join(known)}")
     return known[name]
 
 
@@ -77,7 +77,7 @@ def set_number(config: EditConfig, name: str, value: Any) -> EditConfig:
     whole = _with_all_methods(config)
     known = dotted(whole.to_dict())
     if name not in known:
-        raise EditError(f"{name}: there is no such number; there is {', '.join(known)}")
+        raise EditError(f"{name} is not a setting; the settings are {', '.join(known)}")
     kind = type(known[name])
     value = tuple(value) if isinstance(value, list) else value
     if kind is str and type(value) is int:  # a word that is a number (key.fact_token=-2)

@@ -61,11 +61,13 @@ class Method:
 
     def __post_init__(self) -> None:
         if self.name in {record.name for record in fields(EditConfig)}:
-            raise EditError(f"method {self.name!r}: that is a name of other numbers; another was expected")
+            raise EditError(f"method {self.name!r}: this is the name of a group of settings; another name was expected")
         if (self.solve is None) == (self.compute is None):
             raise EditError(f"method {self.name!r}: either solve or compute was expected")
         if self.solve is not None and not self.statistics:
-            raise EditError(f"method {self.name!r}: solve is given the second moments of keys; statistics was expected")
+            raise EditError(
+                f"method {self.name!r}: solve needs the second moments of keys; statistics=True was expected"
+            )
 
     def complete(self, config: EditConfig) -> EditConfig:
         """Return `config` with the numbers that this method uses: its own, by default or as set, and no other's.
@@ -73,7 +75,9 @@ class Method:
         Raises EditError where names and texts are to be protected and the method has no keys to do it by.
         """
         if config.key.protect and not self.statistics:
-            raise EditError(f"{self.name} changes what every text reads and protects nothing; take memit, or another")
+            raise EditError(
+                f"{self.name} changes the layer for every text, so it protects nothing; use memit, or another method"
+            )
         own = {} if self.numbers is None else {self.name: config.of(self.name, self.numbers)}
         key = config.key if self.names and self.statistics else replace(config.key, names_weight=0.0)
         return replace(config, key=key, methods=own)

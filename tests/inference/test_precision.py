@@ -1,0 +1,87 @@
+"""Passes that only average are computed in bfloat16 where that is faster and agrees, and else as the model is."""
+
+from pathlib import Path
+
+import pytest
+import torch
+import zoo
+from collecting import text
+
+import ffedit
+from ffedit.algebra.key_moments import KeyMoments
+from ffedit.inference import precision
+from ffedit.inference.corpus import Corpus
+from ffedit.model.editable import Editable
+
+__all__ = ["text"]
+
+
+@pytest.fixture
+def model(monkeypatch: pytest.MonkeyPatch) -> Editable:
+    """A model in float32, as it was loaded."""
+    editable = zoo.shared("llama")
+    monkeypatch.setattr(editable, "dtype_open", True)
+    return editable
+
+
+def fast(monkeypatch: pytest.MonkeyPatch, times: float) -> None:
+    monkeypatch.setattr(precision, "bfloat16_speed", lambda _: times)
+
+
+def moments(editable: Editable, text: Path) -> KeyMoments:
+    ((_, found),) = ffedit.collect_stats(editable, [1], corpus=Corpus(text)).items()
+    return found
+
+
+def test_statistics_in_bfloat16_say_so_and_are_those_of_float32_up_to_rounding(
+    model: Editable, text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fast(monkeypatch, 1.0)
+    exact = moments(model, text)
+    fast(monkeypatch, 3.0)
+    rounded = moments(model, text)
+    assert "bfloat16" not in exact.source and rounded.source.endswith(", computed in bfloat16")
+    off = (rounded.C - exact.C).norm() / exact.C.norm()
+    assert 0 < off < 0.01  # 8 bits of each number; their mean has more
+    assert exact.fingerprint == rounded.fingerprint  # either fits the model
+    fast(monkeypatch, 1.0)
+    assert torch.equal(moments(model, text).sum, exact.sum)  # each has its own place in the cache
+
+
+def test_an_edit_from_rounded_statistics_writes_the_same_fact(
+    model: Editable, text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fact = ffedit.Fact("Eiffel tower", "the {} is located in", target="Rome", previous="Paris")
+    edits = []
+    for times in (1.0, 3.0):
+        fast(monkeypatch, times)
+        edits.append(ffedit.edit(model, [fact], layers=[1], stats=Corpus(text)))
+    exact, rounded = (ffedit.evaluate(model, [fact], edit).after for edit in edits)
+    assert exact and rounded and exact.efficacy == rounded.efficacy
+    changes = [next(iter(edit.updates.values())).dense for edit in edits]
+    assert 0 < (changes[1] - changes[0]).norm() / changes[0].norm() < 0.1
+
+
+def test_the_dtype_that_was_asked_for_is_kept(model: Editable, monkeypatch: pytest.MonkeyPatch) -> None:
+    fast(monkeypatch, 3.0)
+    assert precision.averaging(model, 1) == torch.bfloat16
+    model.dtype_open = False
+    assert precision.wanted(model) == precision.averaging(model, 1) == torch.float32
+
+
+def test_a_model_whose_keys_differ_in_bfloat16_is_computed_in_float32(
+    model: Editable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fast(monkeypatch, 3.0)
+    monkeypatch.setattr(precision, "AGREES", 1e-4)
+    assert precision.averaging(model, 1) == torch.float32
+
+
+def test_the_speed_is_measured_once_for_a_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured = []
+    monkeypatch.setattr(precision, "_seconds", lambda product: measured.append(float(product()[0, 0])) or 1.0)
+    for _ in range(2):
+        precision.bfloat16_speed.cache_clear()
+        assert precision.bfloat16_speed(torch.device("cpu")) == 1.0
+    assert measured == [precision.SIDE] * 2  # both products, in the first call only
+    precision.bfloat16_speed.cache_clear()
