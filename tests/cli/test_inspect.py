@@ -75,7 +75,7 @@ def test_quiet_says_nothing_and_json_goes_to_a_file(inspect: Command) -> None:
         (["memory", "1.7", "--corpus", "void.txt"], "void.txt"),
         (["memory", "1.7", "--corpus", "one.txt"], "one.txt"),
         (["prompt", ""], "empty"),
-        (["prompt", "the " * 99], "takes 64"),
+        (["prompt", "the " * 99], "reads at most 64"),
         (["prompt", PROMPT, "--set", "1.7"], "L.I=FACTOR"),
         (["prompt", PROMPT, "--set", "1.7=0", "--set", "1.7=1"], "twice"),
         (["prompt", PROMPT, "--promote", "Vladivostok"], "does not know"),

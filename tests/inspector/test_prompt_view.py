@@ -218,7 +218,7 @@ def test_enough_is_found_by_doubling_and_halving(works_from: int) -> None:
 
 MISTAKES: list[tuple[dict[str, object], type[FFEditError], str]] = [
     ({"prompt": "  "}, EditError, "empty"),
-    ({"prompt": "the " * 100}, FactError, "takes 64"),
+    ({"prompt": "the " * 100}, FactError, "reads at most 64"),
     ({"scaled": {"3.1": 0}}, EditError, "layers 0 to 2"),
     ({"scaled": {"1.128": 0}}, EditError, "memories 0 to 127"),
     ({"scaled": {"1.2.3": 0}}, EditError, "no experts"),
