@@ -90,5 +90,5 @@ def test_processes_with_another_text_disagree(tmp_path: Path, monkeypatch: pytes
         (tmp_path / name).write_text(words * 40)
         with pytest.raises(EditError, match="far enough"):
             ffedit.evaluate(zoo.shared("gpt2"), FOUR[0], text=tmp_path / name, process_group=Two())
-    one, other = seen
-    assert {name for name in one if one[name] != other[name]} == {"text"}
+    first, second = seen
+    assert {name for name in first if first[name] != second[name]} == {"text"}

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from ffedit.inference.text import neutral_text
+
 ROOT = Path(__file__).parents[2]
 FACT = ROOT / "edits" / "eiffel-tower.json"
 UNTOUCHED = """
@@ -50,6 +52,12 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def corpus(folder: Path) -> Path:
+    """Write a short text for the key statistics: what the commands are started in knows no shorter default."""
+    (path := folder / "corpus.txt").write_text(neutral_text()[:20_000], encoding="utf-8")
+    return path
+
+
 def run(site: Path, *words: object) -> str:
     """Run a command beside the packages in `site`, and return what it shows."""
     paths = os.pathsep.join(filter(None, (str(site), os.environ.get("PYTHONPATH"))))
@@ -64,13 +72,14 @@ def test_the_method_and_the_metric_are_known_to_every_command(site: Path, tmp_pa
     listed = run(site, "methods")
     assert "ridge" in listed and "ffedit_ridge" in listed
     asked = ("--require", "worst_paraphrase>=-1", "--json", tmp_path / "a.json", "--out", tmp_path / "edit")
-    run(site, "apply", FACT, "--method", "ridge", "--layer", 0, *asked)
+    text = ("--corpus", corpus(tmp_path))
+    run(site, "apply", FACT, "--method", "ridge", "--layer", 0, *text, *asked)
     applied = json.loads((tmp_path / "a.json").read_text())
     assert applied["method"] == "ridge"
     before, after = (applied[when]["worst_paraphrase"] for when in ("before", "after"))
     assert -1 <= before < after <= 1
     assert "worst_paraphrase" in run(site, "evaluate", FACT, "--edit", tmp_path / "edit")
-    run(site, "bench", FACT, "--methods", "ridge", "--layers", 0, "--no-full", "--out", tmp_path / "bench")
+    run(site, "bench", FACT, "--methods", "ridge", "--layers", 0, *text, "--no-full", "--out", tmp_path / "bench")
     report = (tmp_path / "bench" / "report.md").read_text()
     assert "ridge" in report and "worst_paraphrase" in report
 
@@ -87,7 +96,7 @@ def test_a_package_imports_from_ffedit_alone(site: Path) -> None:
 def test_a_metric_of_a_package_is_in_the_verdict_in_tables_and_on_pages(site: Path, tmp_path: Path) -> None:
     out = {name: tmp_path / name for name in ("a.json", "page.html", "model", "edit", "bench")}
     files = ("--json", out["a.json"], "--html", out["page.html"], "--export", out["model"], "--out", out["edit"])
-    shown = run(site, "apply", FACT, *files)
+    shown = run(site, "apply", FACT, "--corpus", corpus(tmp_path), *files)
     result = json.loads(out["a.json"].read_text())
     assert (result["before"]["untouched"], result["after"]["untouched"]) == (1, 0)
     assert result["verdict"]["outcome"] == "took with damage" and result["verdict"]["damage"] == ["untouched"]
