@@ -167,7 +167,7 @@ def projector(C: Tensor, share: float, eigh: Eigh = torch.linalg.eigh) -> Tensor
     size = int((used <= share * used[-1]).sum())
     if size == 0:
         raise EditError(
-            f"no direction of key space holds at most {share:g} of what ordinary text uses: "
+            f"every direction of key space holds more than {share:g} of the trace of C: "
             f"the least used holds {float(used[0] / used[-1]):.2g}; use a larger share"
         )
     if size == len(C):
@@ -265,7 +265,7 @@ def _smallest(
     if bool(mixed.any()):
         raise EditError(
             f"key {_first(mixed)} of {count} is the same as another, or a mixture of those before it and of kept keys, "
-            "so it has no value of its own: facts that share a subject do this; write them jointly, or use memit"
+            "so it cannot have a value of its own (do facts share a subject?); write them jointly, or use memit"
         )
     return LowRank(R, torch.cholesky_solve(whitened.T, factor)[before:])
 
