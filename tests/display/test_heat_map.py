@@ -208,8 +208,8 @@ def test_the_layer_is_explained_for_every_kind_of_measurement() -> None:
         "outputs of layers 1–3: "
     )
     assert (
-        "0.41 of the 0.87 nats that Gaussian noise of 3 σ of the vocabulary takes from the answer; of these, layer 2 alone"
-        in text
+        "0.41 of the 0.87 nats that Gaussian noise of 3 σ of the vocabulary takes from the answer; of these, "
+        "layer 2 alone" in text
     )
     swapped = words(layer_choice(trace(effects, noise=None, corrupted=0.92), 2))
     assert (
