@@ -42,7 +42,7 @@ def _fields(context: click.Context, option: click.Parameter, texts: Sequence[str
     pairs = [pair.partition("=") for text in texts for pair in text.split(",")]
     for name, equals, path in pairs:
         if not (name.strip() and equals and path.strip()):
-            raise EditError(f"--map {','.join(texts)!r} is not known; give target=object,prompt=question, say")
+            raise EditError(f"--map {','.join(texts)!r} is not known; write it like target=object,prompt=question")
     fields = {name.strip(): path.strip() for name, _, path in pairs}
     Shape(fields)
     return fields

@@ -59,7 +59,7 @@ def _sizes(context: click.Context, option: click.Parameter, text: str | None) ->
         return None
     sizes = [(device.strip(), size.strip()) for device, _, size in (part.partition("=") for part in text.split(","))]
     if not all(device and size for device, size in sizes):
-        raise EditError(f"--max-memory {text!r} is not known; give 0=20GB,cpu=64GB, say")
+        raise EditError(f"--max-memory {text!r} is not known; write it like 0=20GB,cpu=64GB")
     return {int(device) if device.isdecimal() and len(device) < 5 else device: size for device, size in sizes}
 
 

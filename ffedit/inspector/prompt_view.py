@@ -321,7 +321,7 @@ def token_after(editable: Editable, prompt: str, token: str) -> int:
         raise EditError(f"{token!r} cannot be promoted: it gives no token after this prompt; give a word")
     if len(ids) > 1:
         parts = ", ".join(repr(decode(editable.tokenizer, [i])) for i in ids)
-        raise EditError(f"{token!r} is {len(ids)} tokens after this prompt ({parts}); give one, the first of them say")
+        raise EditError(f"{token!r} is {len(ids)} tokens after this prompt ({parts}); give one, such as the first")
     return ids[0]
 
 
