@@ -128,6 +128,12 @@ def test_constructions_that_had_to_be_read_twice_stand_nowhere() -> None:
     assert len(modules) > 200 and not found
 
 
+def test_the_entries_of_docstrings_have_a_noun() -> None:
+    entry = re.compile(r"^ +\w+: (?:of|that|which|what|whose|who) .*", re.MULTILINE)
+    texts = {path: path.read_text(encoding="utf-8") for path in (ROOT / "ffedit").rglob("*.py")}
+    assert not {path.name: lines for path, text in texts.items() if (lines := entry.findall(text))}
+
+
 def test_the_patterns_find_what_they_are_for() -> None:
     for text in ("'x' is no size", "go on where", "9, say, was expected", "the prompt comes to no token"):
         assert matched(IN_MESSAGES, text)

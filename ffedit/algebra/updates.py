@@ -50,7 +50,7 @@ def context_spread(keys: Iterable[tuple[Tensor, Tensor, Tensor]], weight: float)
     hundred subjects with ten contexts each would leave little of key space to text.
 
     Args:
-        keys: of each subject, k* [d_in], the keys k_j at its last token in several contexts, [n, d_in], and the shares
+        keys: for each subject, k* [d_in], the keys k_j at its last token in several contexts, [n, d_in], and the shares
             s_j of these in k*, [n].
         weight: w; 0 is ROME.
 
@@ -153,7 +153,7 @@ def projector(C: Tensor, share: float, eigh: Eigh = torch.linalg.eigh) -> Tensor
 
     Args:
         C: second moment of keys, [d_in, d_in].
-        share: of tr(C).
+        share: a share of tr(C).
         eigh: returns the eigenvalues of a symmetric matrix, ascending, and its eigenvectors.
 
     Returns:

@@ -33,7 +33,7 @@ class Journal:
 
     Args:
         path: the file; begun if there is none.
-        settings: what the results depend on, plain JSON; None for a file of results alone. Others than those that the
+        settings: everything on which results depend, plain JSON; None for a file of results alone. Others than those the
             file was begun with are refused.
     """
 
