@@ -116,7 +116,7 @@ def locate_all(
         facts: the facts to trace, one or several.
         kind: restore the residual "state", or the "feed_forward" or "attention" output in a window of layers.
         corruption: how the subject is corrupted: a `Corruption`, or "gaussian", "covariance", "uniform" (with
-            the scale in σ after a colon, "uniform:2"; default 3), or "replacement" by other facts' subjects. σ is over the
+            the scale in σ after a colon, "uniform:2"; default 3), or "replacement" by other subjects. σ is over the
             embeddings of the whole vocabulary; with "gaussian:3:subjects", as in the published code of ROME, over the
             tokens of the subjects of `facts`.
         samples: corrupted runs; with replacement, at most as many as there are other subjects of equal length.
