@@ -212,7 +212,7 @@ def readings(view: PromptView) -> Group:
     lines = [
         f"{quoted(final.token)} comes first after {first}",
         f"all read through {final_norm(view.norm)} and the unembedding; P: probability after the layer",
-        "without it: the stream after the block's attention, before its feed-forward output is added",
+        "without it: the stream with the block's attention, without its feed-forward output",
     ]
     return Group(title("Where the prediction is made"), table, notes(lines))
 
