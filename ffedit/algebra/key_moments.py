@@ -87,16 +87,16 @@ class KeyMoments:
         sum: Σ w k kᵀ with weights of mean 1, [d_ff, d_ff], float64.
         count: number of tokens of the text.
         source: where the text came from, in words.
-        fingerprint: of the model below and at this layer, its tokenizer, and the layer.
+        fingerprint: fingerprint of the model below and at this layer, its tokenizer, and the layer.
         ridge: share of the median of C's diagonal that is added to it.
         texts: identifiers of each text in the sum, and how its tokens were weighted.
         address: the memory of `model` whose keys these are; `dtype` is the precision of its weights.
         weighting: how tokens count.
-        convergence: share of what an update adds to other text, root mean square, that C of endless text would spare;
+        convergence: share by which an update would disturb other text less, root mean square, with C of endless text;
             None where there are no two halves.
         probes: the keys k at which it was measured, [n, d_ff], float32.
         condition: condition number of C, largest over smallest eigenvalue.
-        seconds: of the pass that collected this, which may have collected other layers too.
+        seconds: time of the pass that collected this, which may have collected other layers, too.
         reached: number of tokens that reached this memory and count: not the first of a row, nor, of an expert, those
             that the router sent elsewhere, whose keys are 0. None: all.
         left_out: number of tokens that do not count because a row begins with them.
@@ -386,7 +386,7 @@ class KeyMomentsFitter:
 
         Args:
             source: where the text came from, in words.
-            fingerprint: of the model and layer.
+            fingerprint: fingerprint of the model and layer.
             device: where the ridge and the condition number are computed, about eight Cholesky factorisations; it holds
                 `HELD` matrices of d_ff² float64 numbers.
             about: other attributes of `KeyMoments`.

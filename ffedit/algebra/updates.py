@@ -50,7 +50,7 @@ def context_spread(keys: Iterable[tuple[Tensor, Tensor, Tensor]], weight: float)
     hundred subjects with ten contexts each would leave little of key space to text.
 
     Args:
-        keys: of each subject, k* [d_in], the keys k_j at its last token in several contexts, [n, d_in], and the shares
+        keys: for each subject, k* [d_in], the keys k_j at its last token in several contexts, [n, d_in], and the shares
             s_j of these in k*, [n].
         weight: w; 0 is ROME.
 
@@ -153,7 +153,7 @@ def projector(C: Tensor, share: float, eigh: Eigh = torch.linalg.eigh) -> Tensor
 
     Args:
         C: second moment of keys, [d_in, d_in].
-        share: of tr(C).
+        share: a share of tr(C).
         eigh: returns the eigenvalues of a symmetric matrix, ascending, and its eigenvectors.
 
     Returns:
@@ -167,7 +167,7 @@ def projector(C: Tensor, share: float, eigh: Eigh = torch.linalg.eigh) -> Tensor
     size = int((used <= share * used[-1]).sum())
     if size == 0:
         raise EditError(
-            f"no direction of key space holds at most {share:g} of what ordinary text uses: "
+            f"every direction of key space holds more than {share:g} of the trace of C: "
             f"the least used holds {float(used[0] / used[-1]):.2g}; use a larger share"
         )
     if size == len(C):
@@ -265,7 +265,7 @@ def _smallest(
     if bool(mixed.any()):
         raise EditError(
             f"key {_first(mixed)} of {count} is the same as another, or a mixture of those before it and of kept keys, "
-            "so it has no value of its own: facts that share a subject do this; write them jointly, or use memit"
+            "so it cannot have a value of its own (do facts share a subject?); write them jointly, or use memit"
         )
     return LowRank(R, torch.cholesky_solve(whitened.T, factor)[before:])
 

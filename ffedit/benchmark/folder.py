@@ -87,7 +87,7 @@ class Line:
             of_model = {"before": {"problems!": OBJECT}, "after": OF_EDIT}.get(line["when"], OF_MODEL)
             check_form(line, of_model if line["fact"] is None else OF_FACT, "the line")
         if any(not 0 <= (line.get("scores", {}).get(name) or 0) <= 1 for name in SCORE_PARTS):
-            raise ValueError(f"of the line's {', '.join(SCORE_PARTS)}, one is no share")
+            raise ValueError(f"of the line's {', '.join(SCORE_PARTS)}, one is not a share")
         if len(line.get("drift_rows", (0, 0))) != 2:
             raise ValueError("the line's drift_rows are not two numbers")
         measured = dict(line)

@@ -24,7 +24,7 @@ from ffedit.editor.names import check_method_name, method_names
     metavar="DIR",
     help="Folder for the results; a run there is resumed.",
 )
-@click.option("--limit", type=options.COUNT, help="Use the first N facts only.")
+@click.option("--limit", type=options.COUNT, help="Number of facts to use, from the first on.")
 @click.option("--where", metavar="NAME=VALUE", help="Use only records in which this field has this value.")
 @click.option("--layers", "--layer", default="auto", help="auto, or one layer (4).")
 @options.solving_options

@@ -26,7 +26,7 @@ def _parsed(parse: Callable[[str], float]) -> Callable[[str], float]:
 @click.group(invoke_without_command=True)
 @click.pass_context
 def cache(context: click.Context) -> None:
-    """List, bound or clear what ffedit keeps between runs (key statistics, texts, traces, converted models)."""
+    """List, limit or clear the files that ffedit keeps between runs (statistics, texts, traces, converted models)."""
     if context.invoked_subcommand is None:
         context.invoke(list_entries)
 

@@ -19,7 +19,7 @@ from ffedit.editor.names import method_names
     "--layers",
     "--layer",
     default="auto",
-    help="Layers to try: N, A-B, or auto, which takes some at fixed shares of the depth.",
+    help="Layers to try: N, A-B, or auto: some at fixed shares of the depth.",
 )
 @click.option("--method", default="memit", type=click.Choice(method_names()), help="Method of the edits.")
 @options.asking_options

@@ -15,7 +15,7 @@ from ffedit.files.atomic import check_free
 @output_options
 @click.argument("folder", type=FILE)
 @click.option("--out", type=FILE, required=True, help="Folder to write.")
-@click.option("--base", help="The model that an adapter is merged into.  [default: the one that its config names]")
+@click.option("--base", help="Model into which an adapter is merged.  [default: the one that its config names]")
 @LOADING["revision"]
 @click.option("--force", is_flag=True, help="Replace an existing folder.")
 def convert(folder: Path, out: Path, base: str | None, revision: str | None, force: bool, surface: Surface) -> None:

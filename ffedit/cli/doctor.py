@@ -16,7 +16,7 @@ from ffedit.cli.options import model_options, output_options
 @click.argument("name", required=False, metavar="[MODEL]")
 @model_options
 def doctor(name: str | None, **given: Any) -> None:
-    """Show versions, devices, the cache, and the anatomy of MODEL."""
+    """Show versions, devices, the cache, and the editable parts of MODEL."""
     context = get_current_context()
     if name is not None:  # an alternative to --model
         if context.params["model"] is not None:

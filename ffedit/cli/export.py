@@ -20,8 +20,8 @@ from ffedit.loading.names import check_name
 @click.option(
     "--format",
     type=click.Choice(["checkpoint", "adapter", "delta", "gguf"]),
-    help="A whole model, a LoRA adapter (for PEFT; FILE.gguf for llama.cpp), what is added to which parameter, or the "
-    "GGUF file that the base is from, edited.  [default: gguf for FILE.gguf, else checkpoint]",
+    help="A whole model, a LoRA adapter (for PEFT; FILE.gguf for llama.cpp), the numbers to add to parameters "
+    "(delta), or the GGUF file that the base is from, edited.  [default: gguf for FILE.gguf, else checkpoint]",
 )
 @click.option("--model", "-m", help="Hub id, folder, smollm2, or FILE.gguf of the base.  [default: that of the edit]")
 @writing_options

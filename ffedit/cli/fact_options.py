@@ -42,7 +42,7 @@ def _fields(context: click.Context, option: click.Parameter, texts: Sequence[str
     pairs = [pair.partition("=") for text in texts for pair in text.split(",")]
     for name, equals, path in pairs:
         if not (name.strip() and equals and path.strip()):
-            raise EditError(f"--map {','.join(texts)!r} is not known; give target=object,prompt=question, say")
+            raise EditError(f"--map {','.join(texts)!r} is not known; write it like target=object,prompt=question")
     fields = {name.strip(): path.strip() for name, _, path in pairs}
     Shape(fields)
     return fields
@@ -57,9 +57,9 @@ def reading_options(command: Command) -> Command:
         multiple=True,
         callback=_fields,
         metavar="NAME=FIELD,…",
-        help="Fields of FACTS that are not recognised: target=object,prompt=question; dots lead into nested records.",
+        help="Fields that ffedit does not recognise: target=object,prompt=question; dots lead into nested records.",
     )
-    @click.option("--language", help="Language to edit (en), of several in a record; the others are measured.")
+    @click.option("--language", help="Language to edit, such as en, if records have several; the others measure.")
     @click.option("--skip-bad", is_flag=True, help="Leave out the records that cannot be used, and list them.")
     @functools.wraps(command)
     def wrapped(

@@ -15,7 +15,9 @@ def corpus_options(command: options.Command) -> options.Command:
     """Add `--corpus`, `--tokens` and `--seed`; the command receives `corpus`, of which nothing was read yet."""
 
     @click.option("--corpus", help="Text file, .jsonl, .json, or dataset NAME[:CONFIG[:SPLIT]].  [default: sampled]")
-    @click.option("--tokens", default=8192, type=click.IntRange(2), help="Most tokens of the text to read.")
+    @click.option(
+        "--tokens", default=8192, type=click.IntRange(2), help="Number of tokens of the text to read, at most."
+    )
     @click.option("--seed", default=0, type=options.SEED, help="Seed of the sampled text.")
     @functools.wraps(command)
     def wrapped(corpus: str | None, tokens: int, seed: int, **kwargs: Any) -> Any:
@@ -36,7 +38,9 @@ def inspect() -> None:
 @click.argument("name", metavar="L[.E].I")
 @click.option("--top", default=10, type=options.COUNT, help="Number of tokens and triggers to show.")
 @corpus_options
-@click.option("--stack", "half", type=click.Choice(["encoder", "decoder"]), help="Half of an encoder–decoder.")
+@click.option(
+    "--stack", "half", type=click.Choice(["encoder", "decoder"]), help="Half of an encoder–decoder to inspect."
+)
 @options.model_options
 @options.html_option
 def memory(**given: Any) -> None:

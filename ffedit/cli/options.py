@@ -59,7 +59,7 @@ def _sizes(context: click.Context, option: click.Parameter, text: str | None) ->
         return None
     sizes = [(device.strip(), size.strip()) for device, _, size in (part.partition("=") for part in text.split(","))]
     if not all(device and size for device, size in sizes):
-        raise EditError(f"--max-memory {text!r} is not known; give 0=20GB,cpu=64GB, say")
+        raise EditError(f"--max-memory {text!r} is not known; write it like 0=20GB,cpu=64GB")
     return {int(device) if device.isdecimal() and len(device) < 5 else device: size for device, size in sizes}
 
 
@@ -71,13 +71,13 @@ LOADING = {
         "--trust-remote-code", is_flag=True, help="Run code that comes with the checkpoint."
     ),
     "value_matrix": click.option(
-        "--value-matrix", help="Path of the value matrix, where it is not recognised: ff.out, or layers.{}.ff.out."
+        "--value-matrix", help="Path of the value matrix, if it is not recognised: ff.out, or layers.{}.ff.out."
     ),
     "device_map": click.option(
         "--device-map", help="Like --device, for a model that does not fit: auto also uses CPU memory and disk."
     ),
     "offload_folder": click.option(
-        "--offload", "offload_folder", type=FILE, help="Folder for its weights that are in no file."
+        "--offload", "offload_folder", type=FILE, help="Folder for offloaded weights that are in no file of the model."
     ),
     "max_memory": click.option("--max-memory", callback=_sizes, help="Memory to use on each device: 0=20GB,cpu=64GB."),
 }

@@ -21,10 +21,12 @@ POSITIVE = click.FloatRange(0, min_open=True)
     "--corpus",
     help="Text file, .jsonl, .json, dataset NAME[:CONFIG[:SPLIT]], or `sampled` from the model.  [default: neutral]",
 )
-@click.option("--tokens", default=16_384, type=click.IntRange(2), help="Most tokens of the text to read.")
+@click.option("--tokens", default=16_384, type=click.IntRange(2), help="Number of tokens of the text to read, at most.")
 @click.option("--layers", default="auto", help="auto (the layer that `apply` edits), one layer (4) or a range (3-8).")
 @click.option(
-    "--tolerance", type=POSITIVE, help="Stop when more text would spare other text at most this share of an edit."
+    "--tolerance",
+    type=POSITIVE,
+    help="Stop as soon as more text would reduce the damage to other text by at most this share.",
 )
 @click.option("--weighting", type=click.Choice(["types", "tokens"]), default="tokens")
 @click.option("--seed", default=0, type=SEED, help="Seed of the sampled text.")

@@ -18,10 +18,10 @@ from ffedit.loading.names import check_name
 @click.argument("checkpoint")
 @click.option("--out", type=FILE, required=True, help="Folder to write.")
 @click.option("--edit", metavar="N|FINGERPRINT", help="Edit to undo; 0 is the oldest.  [default: the last]")
-@click.option("--inexact", is_flag=True, help="Subtract the edit where exact undo is not possible.")
+@click.option("--inexact", is_flag=True, help="Subtract the edit if exact undo is not possible.")
 @writing_options
 def undo(checkpoint: str, out: Path, force: bool, surface: Surface, **how: Any) -> None:
-    """Take an edit out of CHECKPOINT (a folder or hub id of `ffedit export`), bit for bit."""
+    """Remove an edit from CHECKPOINT (a folder or hub id of `ffedit export`), bit for bit."""
     check_name(checkpoint)
     check_free(out, force)
     surface.announce(f"writing and verifying {out}")

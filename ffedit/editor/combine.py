@@ -54,7 +54,7 @@ def combine(
 
     Args:
         editable: the model that each of them was computed on; restored afterwards.
-        edits: of one layer or several, none of them fine-tuned.
+        edits: edits of one layer or several, none of them fine-tuned.
         method: one that solves from keys and values: "emmet", "memit" or "alphaedit" ("rome" for one subject).
         stats: second moments of the keys of all their layers, or the text to collect them on.
         config: numbers of the solution; the values are those of the edits.

@@ -43,7 +43,7 @@ class PromptConfig:
     Attributes:
         contexts: how many prefixes, sampled from the model, stand before the prompt; the bare prompt comes on top.
         context_tokens: lengths of the prefixes in tokens, used in turn.
-        essence_prompts: what else is said of the subject, `{}` in each; the distribution after it is to stay.
+        essence_prompts: prompts about the subject, `{}` in each; the distribution after them should stay.
     """
 
     contexts: int = 2
@@ -65,13 +65,13 @@ class KeyConfig:
         fact_token: where the key is read and the value written: "subject_last", "subject_first", "last" (the
             prompt's), the number of one of the subject's tokens (from 0, or from -1 at its end), or a word of the
             subject, whose last token it is. Kept as text.
-        context_weight: how much the spread of a subject's key over its contexts counts (of several subjects, its mean),
+        context_weight: weight of the spread of a subject's key over its contexts (for several subjects, of the mean),
             against all ordinary text: so that a subject receives the same δ in every context.
         mention_share: share of the key that is read in neutral mentions of the subject ("The story of ..."); the rest
             is read in the texts that state the fact, which all have the same words around it.
-        names_weight: how much the keys of other names count, against all ordinary text: so that they receive little.
-        without_names: these, and names that are words of one of them, do not count, nor do the facts' own subjects.
-        protect: names and texts whose keys are to keep their values, as those of earlier edits do.
+        names_weight: weight of the keys of other names, against all ordinary text: so that they receive little.
+        without_names: names that do not count, nor do names that are words of them, nor the facts' own subjects.
+        protect: names and texts whose keys should keep their values, like those of earlier edits.
     """
 
     fact_token: FactToken = "subject_last"
@@ -99,7 +99,7 @@ class ValueConfig:
         step_size: length of a step relative to the residual stream's norm, along the gradient; with `optimizer` "adam",
             Adam's rate, in the units of the layer's output.
         optimizer: "gradient" (normalised gradient steps) or "adam" (as published; lengths are then relative to ‖W k*‖).
-        target_probability: of the new object, at which a value is done if every context reaches it; where each gives
+        target_probability: probability of the new object at which a value is done, in every context; where each gives
             it at least 0.5 from the start, nothing is changed. More than 1 asks for all steps.
         target_loss: the whole loss, in nats, below which a value is done (published: 0.05).
         max_delta_norm: largest ‖δ‖ relative to the residual stream's norm.
@@ -133,7 +133,7 @@ class EditConfig:
     """All numbers of an edit.
 
     Attributes:
-        seed: of contexts and of sampled text for the statistics.
+        seed: seed of contexts and of sampled text for the statistics.
         methods: numbers of single methods, by the method's name, such as {"memit": MemitConfig(ridge=0.01)}; a method
             that is not named takes its defaults.
     """

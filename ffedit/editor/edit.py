@@ -48,7 +48,7 @@ class Edit(Displayed):
         updates: Δ per memory, [d_model, d_ff]; factors in float64, or dense if it comes from fine-tuning.
         keys: the keys solved for, per memory, [d_ff, n]; n = 0 if nothing was solved (fine-tuning).
         values: the target values of the keys, per memory, [d_model, n].
-        facts: what was written, in order.
+        facts: the facts that were written, in order.
         provenance: method, model, numbers, statistics, versions; plain JSON. `base` is the fingerprint of the weights
             that it was computed on, `dtype` the precision of their checkpoint; by address, `matrices` identifies the
             original matrices (`memory.identity`) and `norms` is their ‖W‖.

@@ -120,7 +120,8 @@ def _check_shapes(address: str, shapes: Mapping[str, Sequence[int]], provenance:
 def check_edit(folder: Path) -> None:
     """Refuse a folder without a manifest, which holds no edit (EditError); `Edit.load` reads the files."""
     if not (folder / MANIFEST).is_file():
-        raise EditError(f"{folder}: holds no edit ({MANIFEST} and {TENSORS} were expected)")
+        found = "holds no edit" if folder.exists() else "no such folder"
+        raise EditError(f"{folder}: {found} ({MANIFEST} and {TENSORS} were expected)")
 
 
 def embedded(checkpoint: Path) -> list[Path]:

@@ -95,7 +95,7 @@ def name_moments(
     Args:
         editable: the model.
         ff_layers: the layers.
-        subjects: of the facts that are written: a name that is one of them, or words of one, is no other name.
+        subjects: subjects of the written facts; a name that is one of them, or words of one, does not count.
         config: the weight, and what else is left out.
         group: processes that share the reading.
         left_out: names that do not count either, by themselves.

@@ -58,7 +58,7 @@ class Scores(SimpleNamespace):
 
     def __init__(self, **values: float | None) -> None:
         if unknown := [name for name in values if name not in METRICS]:
-            raise TypeError(f"there is no score {unknown[0]!r}; there is {', '.join(METRICS)}")
+            raise TypeError(f"there is no score {unknown[0]!r}; known are {', '.join(METRICS)}")
         super().__init__(**{name: values.get(name) for name in METRICS})
 
     def __repr__(self) -> str:

@@ -56,10 +56,10 @@ class Exported(Displayed):
     Attributes:
         folder: the folder written, or the GGUF file.
         moved: bytes linked, copied and rewritten; None where no checkpoint was made from the base's files.
-        checked: what a fresh process found equal.
+        checked: the comparisons that a fresh process made.
         edit: the edit that was exported or undone.
         exact: whether an undo is exact.
-        packed: of a GGUF file, the matrices as it holds them.
+        packed: for a GGUF file, the matrices as stored in it.
     """
 
     folder: Path
@@ -100,7 +100,7 @@ def export(
         format: "checkpoint", "adapter" (a folder for PEFT, or, where `out` ends in .gguf, a file for llama.cpp),
             "delta" (the matrix to add to each parameter) or "gguf"; None: "gguf" where `out` ends in .gguf, else
             "checkpoint".
-        verify: what a fresh process compares before the folder counts as done: "tensors"; "logits" too; or "auto":
+        verify: the comparison of a fresh process before the folder counts as done: "tensors"; "logits" too; or "auto":
             logits where the weights take less than half of the free memory.
         originals: store the matrices from before the edit in the checkpoint, which exact undo needs.
         revision: branch, tag or commit where `model` is a hub id.
@@ -258,7 +258,7 @@ def undo(
         edit: number (0 is the oldest) or fingerprint; None: the last.
         inexact: where exact undo is not possible, subtract Δ.
         force: replace an existing folder.
-        verify: what a fresh process compares, as for `export`.
+        verify: the comparison of a fresh process, as for `export`.
         revision: branch, tag or commit of a hub id.
         trust_remote_code: run code that comes with the checkpoint when it is verified.
 

@@ -154,7 +154,7 @@ def base_and_edited(task: Task, plan: Plan) -> tuple[Any, Tensor]:
         parameter, expert = of_expert(rewrite.parameter)
         known = file_name(weights, parameter)
         if known is None:
-            raise CheckError(f"{name} is no parameter of the loaded model")
+            raise CheckError(f"{name} is not a parameter of the loaded model")
         unedited.setdefault(known, weights[known].clone())
         (weights[known] if expert is None else weights[known][expert]).copy_(torch.cat(list(rewrite.blocks())))
     expected = logits_of(model)

@@ -123,7 +123,7 @@ def read_facts(
         need_targets: False also takes records without a new object (tracing sets).
         fields: a field of `Fact` -> the name of the records' field for it, dotted where it is nested, for those that
             are not recognised by their names: {"target": "object.new"}.
-        language: of records in several languages, the one that is written; the others become `cross_lingual`.
+        language: the language to write, if records have several; the others become `cross_lingual`.
 
     Records that ask the same of the same subject with the same target become one fact with the probes of all; with
     different targets they contradict each other.

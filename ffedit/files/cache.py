@@ -44,21 +44,21 @@ class Limits:
             raise EditError(f"FFEDIT_CACHE_MAX_SIZE and FFEDIT_CACHE_MAX_AGE: {error}") from error
 
     def __str__(self) -> str:
-        return f"at most {self.size / 1e9:g} GB, unused for {self.age:g} days at most"
+        return f"at most {self.size / 1e9:g} GB, entries unused for {self.age:g} days are deleted"
 
 
 def parse_size(text: str) -> float:
     """Parse a number of bytes such as 500MB or 20GB; ValueError for anything else."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?) ?([kMGT]?)B?", text)
     if match is None:
-        raise ValueError(f"{text!r} is no size; 500MB or 20GB, say, was expected")
+        raise ValueError(f"{text!r} is not a size; a size such as 500MB or 20GB was expected")
     return float(match[1]) * UNITS[match[2]]
 
 
 def parse_days(text: str) -> float:
     """Parse a number of days that is not negative; ValueError for anything else."""
     if re.fullmatch(r"\d+(\.\d+)?", text) is None:
-        raise ValueError(f"{text!r} is no number of days; 30, say, was expected")
+        raise ValueError(f"{text!r} is not a number of days; a number such as 30 was expected")
     return float(text)
 
 

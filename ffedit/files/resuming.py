@@ -33,8 +33,8 @@ class Journal:
 
     Args:
         path: the file; begun if there is none.
-        settings: what the results depend on, plain JSON; None for a file of results alone. Others than those that the
-            file was begun with are refused.
+        settings: everything on which results depend, plain JSON; None for a file of results alone. Others than the
+            file's own are refused.
     """
 
     def __init__(self, path: Path, settings: Mapping[str, Any] | None = None) -> None:

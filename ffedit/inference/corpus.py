@@ -35,7 +35,7 @@ class Corpus:
             the hub as NAME, NAME:CONFIGURATION or NAME:CONFIGURATION:SPLIT; "sampled" for text that the model samples;
             None for the text that comes with ffedit where the model predicts it well, and else for sampled text.
         tokens: number of tokens to use, at most.
-        seed: of the sampling.
+        seed: seed of the sampling.
         weighting: "tokens" (all weigh the same: the mean over running text, as published) or "types" (each occurrence
             weighs one over its token's frequency).
     """

@@ -58,7 +58,7 @@ def own_text(
         editable: the model.
         rows: number of texts.
         length: tokens of each; fewer where the model takes no more.
-        seed: of the draws.
+        seed: seed of the draws.
         top: draw from so many of the likeliest tokens, and begin with a word where the model speaks the neutral text;
             None: draw from the whole distribution.
         kept: whether to use the cache.
@@ -120,7 +120,7 @@ def contexts(editable: Editable, count: int, lengths: Sequence[int], seed: int) 
         editable: the model.
         count: number of texts; one of which nothing is left (the model said blanks) is left out.
         lengths: tokens of each text, at most, in turn.
-        seed: of the draws.
+        seed: seed of the draws.
     """
     at_most = list(islice(cycle(lengths), count))
     before = len(editable.start_tokens)

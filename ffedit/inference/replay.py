@@ -147,7 +147,7 @@ def resume_after(
 
     Args:
         editable: the model; one that is not `ragged` takes prefixes of one length, or none (`resumable`).
-        prefixes: what each of the n reruns goes on from; none where they are whole texts.
+        prefixes: the beginning that each of the n reruns continues; none if they are whole texts.
         layer: first layer to run.
         ids: token ids to run, right-padded, [n, positions].
         states: residual stream entering `layer` there, [n, positions, d_model].

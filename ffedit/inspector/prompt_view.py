@@ -181,7 +181,7 @@ def inspect_prompt(
     with scaled_memories(editable.memories, turns):
         log_p = next_log_probs(editable, ids)
         if log_p.isnan().any():
-            why = ": the turned memories are too strong; give smaller factors" if turns else "; use --dtype float32"
+            why = ": the scaled memories are too strong; give smaller factors" if turns else "; use --dtype float32"
             raise EditError(f"the model overflows on this prompt{why}")
         final = int(log_p.argmax())
         layers = _layers(editable, ids, final, top)
@@ -281,9 +281,9 @@ def parse_scalings(words: Sequence[str]) -> dict[MemoryIndex, float]:
             number = math.nan
         if not math.isfinite(number):
             how = "write L.I=FACTOR: 3.17=0 suppresses memory 3.17, 3.17=3 amplifies"
-            raise EditError(f"{word!r} turns no memory; {how}")
+            raise EditError(f"{word!r} scales no memory; {how}")
         if (slot := MemoryIndex.parse(name)) in scalings:
-            raise EditError(f"memory {slot} is turned twice; give one factor")
+            raise EditError(f"memory {slot} is scaled twice; give one factor")
         scalings[slot] = number
     return scalings
 
@@ -295,7 +295,7 @@ def check_scalings(
     by_slot = {MemoryIndex.find(memories, name): float(factor) for name, factor in scalings.items()}
     for slot, factor in by_slot.items():
         if not abs(factor) <= torch.finfo(torch.float32).max:
-            raise EditError(f"memory {slot} cannot be turned by {factor}; a finite factor of 32 bits was expected")
+            raise EditError(f"memory {slot} cannot be scaled by {factor}; a finite factor of 32 bits was expected")
     return by_slot
 
 
@@ -318,10 +318,10 @@ def token_after(editable: Editable, prompt: str, token: str) -> int:
     except FactError as error:
         raise EditError(f"the token {token!r} cannot be promoted: {error}") from error
     if not ids:
-        raise EditError(f"{token!r} cannot be promoted: it is no token after this prompt; give a word")
+        raise EditError(f"{token!r} cannot be promoted: it gives no token after this prompt; give a word")
     if len(ids) > 1:
         parts = ", ".join(repr(decode(editable.tokenizer, [i])) for i in ids)
-        raise EditError(f"{token!r} is {len(ids)} tokens after this prompt ({parts}); give one, the first of them say")
+        raise EditError(f"{token!r} is {len(ids)} tokens after this prompt ({parts}); give one, such as the first")
     return ids[0]
 
 

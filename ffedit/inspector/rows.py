@@ -182,7 +182,7 @@ class Positions:
         """Return the positions of a corpus; EditError where it cannot be read, or has fewer than two positions."""
         positions = cls(tuple(rows_of(stack, corpus, progress)), RowLayout.of(stack))
         if len(positions) < 2:
-            raise EditError(f"{corpus}: one token is no text to look for triggers in; some thousands are needed")
+            raise EditError(f"{corpus}: a single token was found; the search for triggers needs some thousands")
         return positions
 
     @cached_property

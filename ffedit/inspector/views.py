@@ -69,7 +69,9 @@ class MemoryIndex:
     def parse(cls, text: str) -> MemoryIndex:
         """Parse `L.I` or `L.E.I`; EditError where the text is neither."""
         if not re.fullmatch(r"\s*[0-9]{1,9}(\.[0-9]{1,9}){1,2}\s*", text):
-            raise EditError(f"{text!r} is no memory; write L.I for memory I of layer L (3.17), or L.E.I for expert E")
+            raise EditError(
+                f"{text!r} is not a memory; write L.I for memory I of layer L (3.17), or L.E.I for expert E"
+            )
         layer, *expert, index = map(int, text.split("."))
         return cls(Address(layer, *expert), index)
 

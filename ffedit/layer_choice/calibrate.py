@@ -137,13 +137,13 @@ class LayerChoice(Displayed):
 
     Attributes:
         layer: the best of the layers that were tried; of those whose scores tie, the nearest to `auto`'s.
-        method: that the facts were written with.
+        method: the method of the edits.
         asked: number of facts that the model was asked.
         known: how many of them it knows.
         prompts: number of prompts that each rate is measured on; those of efficacy are the facts written.
         rows: scores by layer.
         auto: the layer that `auto` takes.
-        seconds: that it took.
+        seconds: time that it took.
     """
 
     layer: int
@@ -180,11 +180,11 @@ def choose_layer(
 
     Args:
         editable: the model; restored afterwards.
-        method: that the facts are written with.
+        method: the method of the edits.
         facts: with previous objects and targets, and with paraphrases and neighbors; None for `WRITTEN` of the
             built-in facts that the model knows.
         layers: to try; None for a few shares of the depth, and the layer that `auto` takes.
-        config: of the edits; None for the method's defaults.
+        config: settings of the edits; None for the method's defaults.
         stats: the text to collect key statistics on; None for the usual one (`ffedit.collect_stats`).
         progress: called with the progress.
 

@@ -67,8 +67,8 @@ def find_layer(
         facts: the facts to write.
         asked: "auto" or "trace"; anything else traces among the layers `allowed`.
         allowed: the layers to choose from.
-        method: of the edit.
-        config: of which the seed is the trace's.
+        method: the method of the edit.
+        config: settings; their seed is the trace's.
         progress: called with the progress.
         show: trace the first fact also where no trace decides.
     """

@@ -61,7 +61,7 @@ def look_alikes(subject: str, known: Sequence[str], keys: Tensor, key: Tensor, c
         known: names.
         keys: theirs, [names, d_ff].
         key: the subject's, [d_ff].
-        count: of look-alikes.
+        count: number of look-alikes.
     """
     measured = set(measured_names())
     rows = [i for i, name in enumerate(known) if name in measured and not alike(name, subject)]

@@ -60,7 +60,7 @@ class Trace(Plotted):
         subject: position of the subject's first token, and the one after its last.
         answer: the answer that was traced, as text.
         known: whether the clean model generates the answer (greedily).
-        kind: what was restored.
+        kind: the kind of output that was restored.
         window: layers restored together; 1 for states.
         sever: the kind of modules that could not respond at the restored token, or None.
         metric: "probability" of the whole answer, "log_probability" (nats), or "logit_difference" (nats).
@@ -68,7 +68,7 @@ class Trace(Plotted):
         noise: standard deviation of the noise, or half the width of uniform noise, in the units of the embedding; None
             where the subject was replaced by another.
         samples: number of corrupted runs.
-        seed: of the corruption.
+        seed: seed of the corruption.
         prompt: the prompt as text.
     """
 

@@ -113,19 +113,19 @@ def locate_all(
 
     Args:
         editable: the model.
-        facts: what to trace, one or several.
+        facts: the facts to trace, one or several.
         kind: restore the residual "state", or the "feed_forward" or "attention" output in a window of layers.
-        corruption: of the subject: a `Corruption`, or "gaussian", "covariance", "uniform" (each optionally with its
-            scale in σ after a colon, "uniform:2"; default 3), or "replacement" by other facts' subjects. σ is over the
+        corruption: how the subject is corrupted: a `Corruption`, or "gaussian", "covariance", "uniform" (with
+            the scale in σ after a colon, "uniform:2"; default 3), or "replacement" by other subjects. σ is over the
             embeddings of the whole vocabulary; with "gaussian:3:subjects", as in the published code of ROME, over the
             tokens of the subjects of `facts`.
         samples: corrupted runs; with replacement, at most as many as there are other subjects of equal length.
         window: layers restored together; default a third of the depth, between 3 and 10. States have none.
-        sever: hold the outputs of this kind of module at their corrupted values, at the restored token and all layers
+        sever: keep the outputs of this kind of module at their corrupted values, at the restored token and all layers
             that are not restored.
         metric: "probability" of the whole answer, its "log_probability", or the "logit_difference" log P(old) −
             log P(new) (the logits' difference where both are one token; the new object is the fact's target).
-        seed: of the corruption.
+        seed: seed of the corruption.
         layers: the layers to restore at (for states, those whose output is restored); None: all. Effects at other
             layers are NaN.
         tokens: the tokens to restore at: "all" from the subject's first on, "subject_and_last" (the subject's, and the

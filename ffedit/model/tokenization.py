@@ -127,7 +127,7 @@ def encode(
     Args:
         tokenizer: any.
         prompt: the text before the answer.
-        answer: what follows it.
+        answer: the text that follows it.
         span: characters (start, end) of the subject in `prompt`.
         max_tokens: longest text that the model takes.
         chat: put both into the tokenizer's chat template: the prompt as the user's turn, the answer as the assistant's.

@@ -42,9 +42,9 @@ REFUSED = [
     (["apply", FACT, "--model", "./nowhere"], 1, "./nowhere: no such folder"),
     (["apply", "nowhere.json"], 1, "no file nowhere.json"),
     (["bench", FACT, "--methods", "rome,rom", "--out", "b"], 1, "method 'rom' is not known"),
-    (["evaluate", FACT, "--edit", "nowhere"], 1, "nowhere: holds no edit"),
-    (["export", "nowhere", "--out", "x"], 1, "nowhere: holds no edit"),
-    (["show", "nowhere"], 1, "nowhere: holds no edit"),
+    (["evaluate", FACT, "--edit", "nowhere"], 1, "nowhere: no such folder"),
+    (["export", "nowhere", "--out", "x"], 1, "nowhere: no such folder"),
+    (["show", "nowhere"], 1, "nowhere: no such folder"),
     (["undo", "./nowhere", "--out", "x"], 1, "./nowhere: no such folder"),
 ]
 

@@ -185,7 +185,8 @@ def test_the_layer_is_explained() -> None:
     text = words(layer_choice(peaked(), 2))
     assert text.startswith(
         "Layer 2: recalled most at the subject's last token (“Tower”), feed-forward outputs of layers 1–3: 0.41 of the "
-        "0.87 that Gaussian noise of 3 σ of the vocabulary destroys; of these, layer 2 alone brings back most, 0.20; "
+        "0.87 that Gaussian noise of 3 σ of the vocabulary takes from the answer; of "
+        "these, layer 2 alone brings back most, 0.20; "
     )
     assert text.endswith("at the prompt's last token, layers 4–5: 0.80.")
     asked = words(layer_choice(peaked(), 4, "4"))
@@ -207,10 +208,14 @@ def test_the_layer_is_explained_for_every_kind_of_measurement() -> None:
         "outputs of layers 1–3: "
     )
     assert (
-        "0.41 of the 0.87 nats that Gaussian noise of 3 σ of the vocabulary destroys; of these, layer 2 alone" in text
+        "0.41 of the 0.87 nats that Gaussian noise of 3 σ of the vocabulary takes from the answer; of these, "
+        "layer 2 alone" in text
     )
     swapped = words(layer_choice(trace(effects, noise=None, corrupted=0.92), 2))
-    assert "that another subject destroys" in swapped and "Another subject hardly changes the answer" in swapped
+    assert (
+        "that another subject takes from the answer" in swapped
+        and "Another subject hardly changes the answer" in swapped
+    )
 
 
 def test_a_weak_trace_says_so() -> None:
@@ -256,8 +261,8 @@ def test_the_layer_comes_from_the_token_where_the_key_is_read() -> None:
     text = words(layer_choice(early, 4, "explained"))
     assert text == (
         "The trace: recalled most at “Eiffel”, feed-forward outputs of layers 0–2: 0.50 of the 0.87 that Gaussian "
-        "noise of 3 σ of the vocabulary destroys; at the subject's last token (“Tower”), layers 4–5: 0.04; at the "
-        "prompt's last token, layers 0–1: 0.60."
+        "noise of 3 σ of the vocabulary takes from the answer; at the subject's last token (“Tower”), "
+        "layers 4–5: 0.04; at the prompt's last token, layers 0–1: 0.60."
     )
     assert words(layer_choice(early, early.layer)) == text, "it tells no layer"
     assert TraceSet((early, early)).site is None and TraceSet((early, peaked(), peaked())).site == 2

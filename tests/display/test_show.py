@@ -135,4 +135,4 @@ def test_brackets_in_a_prompt_stay(show: Callable[..., Ran]) -> None:
 
 def test_what_is_no_edit_is_refused(show: Callable[..., Ran]) -> None:
     done = show("nothing")
-    assert done.code == 1 and done.err.startswith("error: nothing: holds no edit") and len(done.err.splitlines()) == 1
+    assert done.code == 1 and done.err.startswith("error: nothing: no such folder") and len(done.err.splitlines()) == 1

@@ -157,7 +157,7 @@ def test_what_cannot_be_combined_is_refused_in_one_line() -> None:
         ([first, tuned], "emmet", "'Marie Curie' has no key"),
         ([first, other], "emmet", "made for"),
         ([first, write(editable, [SECOND])], "rome", "rome writes one subject after another"),
-        ([first], "ft", "there is rome, emmet, memit, alphaedit"),
+        ([first], "ft", "use one of rome, emmet, memit, alphaedit"),
         ([], "emmet", "no facts"),
     ]
     before = zoo.snapshot(editable)

@@ -231,7 +231,7 @@ def test_an_edit_that_is_not_what_was_saved_is_refused(
 
 
 def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    assert "holds no edit" in refusal(tmp_path / "nothing")
+    assert "no such folder" in refusal(tmp_path / "nothing")
 
 
 def test_the_fingerprint_of_a_model_notices_one_weight_and_nothing_else() -> None:

@@ -131,7 +131,7 @@ def test_alphaedit_tells_how_far_it_moves_what_is_kept_and_how_far_it_could(
     edit.save(tmp_path / "e")
     said = " ".join(shell(capsys, "show", tmp_path / "e").out.split())
     assert (
-        f"Δ acts on {told['directions']} of {len(eigenvalues)} directions, {told['share']:.1%} of what text uses"
+        f"Δ acts on {told['directions']} of {len(eigenvalues)} directions, holding {told['share']:.1%} of trace C"
         in said
     )
     assert "2 kept keys by" in said and "guarantee" not in write(editable, [THIRD], "memit", **BARE).provenance

@@ -143,7 +143,7 @@ def test_a_preset_is_that_of_the_method() -> None:
     assert all(preset("default", method) == EditConfig() for method in METHODS)
     assert preset("paper", "rome") == PAPER
     assert {preset("paper", method) for method in BATCH} == {PAPER_MEMIT}
-    for name, method, words in (("paper", "ft", "there is default"), ("mine", "memit", "there is default, paper")):
+    for name, method, words in (("paper", "ft", "it has default"), ("mine", "memit", "it has default, paper")):
         with pytest.raises(EditError, match=words):
             preset(name, method)
 

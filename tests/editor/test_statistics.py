@@ -343,5 +343,5 @@ def test_tokens_weigh_by_default_as_the_corpus_says_and_the_module_does(text: Pa
 
 def test_a_tolerance_is_refused_in_several_processes() -> None:
     editable = zoo.shared("gpt2")
-    with pytest.raises(EditError, match="a tolerance stops one pass early"):
+    with pytest.raises(EditError, match="a tolerance cannot end a pass"):
         collect(editable, [editable.memories[1]], Corpus(tokens=64), tolerance=0.1, group=ProcessGroup(0, 2))

@@ -203,7 +203,7 @@ def test_every_metric_says_what_it_is() -> None:
         assert set(metric.generates) <= {field.name for field in fields(Questions)}, name
         assert metric.function is not None or name in ("drift", "perplexity"), name
     assert set(NAMES) <= set(METRICS) and Scores(knew=1.0).knew == 1 and Scores().to_dict().keys() == METRICS.keys()
-    with pytest.raises(TypeError, match="there is no score 'kenw'; there is efficacy, "):
+    with pytest.raises(TypeError, match="there is no score 'kenw'; known are efficacy, "):
         Scores(kenw=1.0)
     with pytest.raises(AttributeError, match="there is no score 'kenw'"):
         _ = Scores().kenw

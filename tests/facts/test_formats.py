@@ -255,7 +255,7 @@ def test_one_object_is_one_fact(tmp_path: Path) -> None:
 def test_dash_is_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO(json.dumps(EIFFEL)))
     assert read_facts("-") == [Fact(**EIFFEL)]
-    assert message(read_facts, "-", io.StringIO("[]")).startswith("standard input holds no facts")
+    assert message(read_facts, "-", stdin=io.StringIO("[]")).startswith("standard input holds no facts")
 
 
 @pytest.mark.parametrize(

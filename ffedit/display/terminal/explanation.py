@@ -14,9 +14,9 @@ from ffedit.facts.text import counted, number, quoted
 
 MOST_WRONG = 12
 LEGEND = (
-    "value: δ in full at the subject, and nowhere else, gives a wrong answer, too\n"
-    "key: it gives the right one, but the edit gave the subject uᵀk of δ, or other tokens some\n"
-    "of a neighbor, uᵀk is the largest that one of its tokens got"
+    "value: with all of δ at the subject, and nowhere else, the answer is wrong, too\n"
+    "key: the answer is then right, but the subject received only uᵀk of δ, or other tokens received some\n"
+    "for a neighbor, uᵀk is the largest share that one of its tokens received"
 )
 
 

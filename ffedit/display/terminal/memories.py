@@ -161,7 +161,7 @@ def prompt_view(view: PromptView) -> Group:
     if view.untouched is None:
         says = predictions({"predicts": view.prediction})
     else:
-        says = predictions({"as it is": view.untouched, "turned": view.prediction})
+        says = predictions({"unscaled": view.untouched, "scaled": view.prediction})
     sections: list[RenderableType] = [_heading(view), says, readings(view), at_work(view)]
     if any(layer.experts for layer in view.layers):
         sections.append(experts(view))
@@ -193,7 +193,7 @@ def _heading(view: PromptView) -> Text:
     line = Text("Prompt: ", style="bold").append(" ".join(view.prompt.split()), style="not bold")
     lines = [f"read at its last token, «{token(view.tokens[-1])}» (of {len(view.tokens)})"]
     if view.turned:
-        lines.append(f"turned: {', '.join(f'{slot} × {factor:g}' for slot, factor in view.turned.items())}")
+        lines.append(f"scaled: {', '.join(f'{slot} × {factor:g}' for slot, factor in view.turned.items())}")
     return line.append("".join(f"\n{text}" for text in lines), style="dim not bold")
 
 
@@ -211,8 +211,8 @@ def readings(view: PromptView) -> Group:
         first = "the last layer only"
     lines = [
         f"{quoted(final.token)} comes first after {first}",
-        f"each read through {final_norm(view.norm)} and the unembedding; P: of the stream with the layer",
-        "without it: what the block leaves behind without its feed-forward layer, attention included",
+        f"all read through {final_norm(view.norm)} and the unembedding; P: probability after the layer",
+        "without it: the stream with the block's attention, without its feed-forward output",
     ]
     return Group(title("Where the prediction is made"), table, notes(lines))
 
@@ -225,8 +225,8 @@ def at_work(view: PromptView) -> Group:
         counts = (layer.address, active.memories, active.by_sign, active.by_norm)
         table.add_row(*map(Text, [*map(str, counts), f"{active.effective:.1f}", tenths(active.bias_share)]))
     lines = [
-        f"m > 0: with a positive coefficient; ≥ {ACTIVE:.0%} of ‖o‖: |m| ‖v‖ is at least so much of the output's norm",
-        "effective: (Σ s²)² / Σ s⁴ of the strengths s = |m| ‖v‖, n where n are equally strong and the others silent",
+        f"m > 0: positive coefficients; ≥ {ACTIVE:.0%} of ‖o‖: |m| ‖v‖ is at least this share of the output's norm",
+        "effective: (Σ s²)² / Σ s⁴ of the strengths s = |m| ‖v‖, n if n are equally strong and the rest silent",
         "behind a gate a coefficient may be negative and strong, so the norm tells more than the sign",
     ]
     return Group(title("Memories at work"), table, notes(lines))
@@ -269,7 +269,7 @@ def firing(view: PromptView) -> Group:
 
 def promotion(found: Promotion) -> Group:
     """Render the memories to scale in order to promote a token, and the measured effect of scaling them."""
-    table = plain_table(*left("turn"), *right("expected", "alone", "so far"), *left("", "then says"))
+    table = plain_table(*left("scale"), *right("expected", "alone", "so far"), *left("", "then says"))
     for turn in found.turns:
         table.add_row(
             Text(f"{turn.slot} × {turn.factor:g}"),
@@ -282,16 +282,16 @@ def promotion(found: Promotion) -> Group:
     if found.enough == 0:
         verdict = f"{words} is the prediction already."
     elif found.enough is None:
-        verdict = f"Even all {found.tried:,} of the ranking, turned together, do not make {words} the prediction."
+        verdict = f"Even all {found.tried:,} of the ranking, scaled together, do not make {words} the prediction."
     else:
         first, s = ("The first memory", "s") if found.enough == 1 else (f"The first {found.enough:,} memories", "")
-        verdict = f"{first} of the ranking, turned together, make{s} {words} the prediction."
+        verdict = f"{first} of the ranking, scaled together, make{s} {words} the prediction."
     lines = [
         f"× {OFF:g} suppresses a memory, × {UP:g} amplifies it, at every token of the prompt",
-        f"expected: gain of log {what} in nats to first order; alone: measured; so far: {what}, all down to it turned",
+        f"expected: gain of log {what} in nats to first order; alone: measured; so far: {what}, all up to it scaled",
     ]
     now = Text(f"{what} is {share(found.token.probability)} now, place {found.rank:,}.")
-    return Group(title(f"What to turn for {words}"), now, table, Text(verdict), notes(lines))
+    return Group(title(f"Memories to scale for {words}"), now, table, Text(verdict), notes(lines))
 
 
 # One memory ----------------------------------------------------------------------------------------
@@ -369,7 +369,9 @@ def edited_view(view: EditView) -> Group:
     heading.append(Text(f"Edit {view.edit} of {view.model}", style="dim" if heading else "bold"))
     changed = Group(
         title("What reads differently").append(f"  {view.tokens:,} tokens of {view.corpus}", style="not bold"),
-        Text(f"The model predicts another token after {share(view.changed)} of them. Where it took back most:"),
+        Text(
+            f"The model predicts another token after {share(view.changed)} of them. Tokens that lost most probability:"
+        ),
         passages(view.passages),
     )
     added = [added_memory(layer, memory, part) for layer in view.layers for part, memory in enumerate(layer.added, 1)]

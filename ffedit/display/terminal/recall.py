@@ -26,7 +26,7 @@ def recalled(trace: Trace | TraceSet) -> str:
     destroyer = "another subject" if first.noise is None else first.corruption
     unit = "" if first.metric == "probability" else f" {UNITS[first.metric]}"
     back, total = number(peak.effect), number(trace.total)
-    destroyed = f"of the {total}{unit} that {destroyer} destroys"
+    destroyed = f"of the {total}{unit} that {destroyer} takes from the answer"
     share = f"{back} {destroyed}"
     if peak.effect >= trace.total > 0:
         share = f"all {destroyed}" + ("" if back == total else f" and more, {back}")

@@ -93,7 +93,7 @@ def all_scores(report: Report) -> Table:
     ]
     now = report.known[1] or report.known[0]
     if known and now.generation is not None:
-        lines.append(f"generation among the {known} facts that the model knew: {_share(now.generation)}")
+        lines.append(f"generation among {counted(known, 'fact')} that the model knew: {_share(now.generation)}")
     return _captioned(table, [*lines, *_not_measured(report), *map(str, report.left_out)])
 
 

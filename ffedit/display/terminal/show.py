@@ -118,7 +118,7 @@ def _statistics(statistics: Mapping[str, Any]) -> str:
     layers = [statistics] if "tokens" in statistics else list(statistics.values())
     texts = dict.fromkeys(f"{layer['tokens']:,} tokens of {layer.get('corpus', 'unknown text')}" for layer in layers)
     shares = [f"{layer['convergence']:.1%}" for layer in layers if layer.get("convergence") is not None]
-    more = f"; more text would spare other text {first_names(shares)}" if shares else ""
+    more = f"; with more text, the edit would disturb other text {first_names(shares)} less" if shares else ""
     prints = [layer["fingerprint"] for layer in layers if "fingerprint" in layer]
     return f"{', '.join(texts)}{more}{f'; fingerprint {first_names(prints)}' if prints else ''}"
 
@@ -128,7 +128,7 @@ def _guarantee(layer: Mapping[str, Any]) -> str:
     text, kept = layer["text"], layer["kept"]
     of = f"of {layer['of']} " if "of" in layer else ""  # edits of early versions lack this entry
     words = (
-        f"Δ acts on {layer['directions']} {of}directions, {layer['share']:.1%} of what text uses, and moves text by "
+        f"Δ acts on {layer['directions']} {of}directions, holding {layer['share']:.1%} of trace C, and changes text by "
         f"{number(text['moved'])} (at most {number(text['bound'])})"
     )
     keys = f", {counted(kept['keys'], 'kept key')} by {number(kept['moved'])} (at most {number(kept['bound'])})"

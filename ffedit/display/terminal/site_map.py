@@ -49,8 +49,8 @@ def _table(mapped: SiteMap, trace: Trace | None, layer: int) -> RenderableType:
 def _notes(mapped: SiteMap, layer: int) -> Iterator[Text]:
     alike = counted(len(mapped.look_alikes[mapped.layers.index(layer)]), "look-alike")
     yield Text(
-        "Shares of the change that is written at the token. Reach, least: of the subject in other sentences; "
-        f"look-alikes, others, 95th: of {alike} and {counted(mapped.names, 'other name')}. Layers measured: "
+        "All shares are of the change at the token. Reach, least: mean and minimum over other sentences with the "
+        f"subject; look-alikes, others, 95th: {alike} and {counted(mapped.names, 'other name')}. Layers measured: "
         f"{ranges(mapped.layers)}.",
         style="dim",
     )

@@ -16,7 +16,9 @@ from ffedit.files import cache
 from ffedit.inference.corpus import Corpus
 from ffedit.model.memory import Address
 
-REACHED = "reached it: tokens that the router sent to the expert; fewer than d_ff say little of what to protect"
+REACHED = (
+    "reached it: tokens that the router sent to the expert; fewer than d_ff show too little of the keys to protect"
+)
 
 
 def moments_table(stats: Mapping[Address, KeyMoments], note: str, folder: Path | None) -> Group:
@@ -43,11 +45,11 @@ def moments_table(stats: Mapping[Address, KeyMoments], note: str, folder: Path |
         )
     lines = [
         *([REACHED] if sparse else []),
-        "convergence: share of what an edit adds to other text that endless text for C would spare; above "
+        "convergence: with unlimited text for C, an edit would disturb other text less by this share; above "
         f"{CONVERGED:.0%} more text pays",
-        "ridge: what makes each half's solutions disturb the other least, of the median of C's diagonal",
-        f"sinks: keys longer than {LONGEST:g} times the median, counted as of that length; row beginnings are left out",
-        "seconds: of the pass that collected the layer, with others or alone",
+        "ridge: updates from half of the text disturb the other half least with it; relative to the median of diag C",
+        f"sinks: keys longer than {LONGEST:g} times the median, counted with that length; row beginnings are left out",
+        "seconds: time of the pass that collected the layer, with others or alone",
         "Text: " + "; ".join(dict.fromkeys(moments.source for moments in stats.values())),
         *([note] if note else []),
     ]

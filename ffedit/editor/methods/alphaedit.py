@@ -32,7 +32,7 @@ class AlphaEditConfig:
     """Numbers of AlphaEdit's solution.
 
     Attributes:
-        ridge: what a fact gives up to the size of Δ: λ relative to the keys' part in the null space.
+        ridge: share of a fact that is given up for a smaller Δ: λ relative to the keys' part in the null space.
         null_share: largest share of trace(C) that the null space holds.
     """
 

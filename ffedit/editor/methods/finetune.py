@@ -142,7 +142,7 @@ def _loss_and_gradient(editable: Editable, ff: FeedForward, texts: Sequence[Enco
 FT = Method(
     "ft",
     solves="Adam on W for −log P(target)",
-    choose="a baseline, not for use: nothing else is kept",
+    choose="a baseline, not for use: it protects nothing else",
     source="Meng et al. 2022, arXiv 2202.05262, section 3.2; but in contexts, token by token, steps relative to W",
     compute=partial(tune, "ft", FineTuneConfig),
     numbers=FineTuneConfig,
@@ -150,8 +150,8 @@ FT = Method(
 )
 FT_L = Method(
     "ft-l",
-    solves="the same with |Δ| <= ε entry by entry",
-    choose="a baseline that breaks less",
+    solves="Adam on W for −log P(target), |Δ| <= ε in each entry",
+    choose="a baseline that breaks less than ft",
     source="Zhu et al. 2020, arXiv 2012.00363; as ft, ε relative to W",
     compute=partial(tune, "ft-l", BoundedFineTuneConfig),
     numbers=BoundedFineTuneConfig,

@@ -39,7 +39,7 @@ def solve(problem: Problem) -> LowRank:
 MEMIT = Method(
     "memit",
     solves="min ‖(W+Δ)K − V‖² + λ‖Δ‖²_C, spread over the layers",
-    choose="a batch of any size; facts yield a little to other text",
+    choose="a batch of any size; each fact is slightly weakened to spare other text",
     source="Meng et al. 2023, arXiv 2210.07229",
     solve=solve,
     layers=True,

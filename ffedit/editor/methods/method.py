@@ -22,7 +22,7 @@ class Method:
     """A way to write facts. Give it `solve`, or, where keys and values are not all that it needs, `compute`.
 
     Attributes:
-        name: what it is called by.
+        name: the name of `--method`.
         solves: the equation, in a line.
         choose: when to choose it.
         source: where it was published.
