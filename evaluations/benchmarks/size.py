@@ -51,7 +51,7 @@ def steps(folder: Path, traced: str, layer: int, tokens: int) -> Iterator[tuple[
         return f"{model.model.num_parameters():,} weights"
 
     def locate() -> str:
-        layers = parse_layers(traced, len(model.layers))
+        layers = parse_layers(traced, len(model.layers), ("auto",))
         trace = ffedit.locate(model, FACT, "state", samples=2, layers=layers)
         return f"states after layers {traced}, 2 samples, {len(trace.tokens)} tokens"
 

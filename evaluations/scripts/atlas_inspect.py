@@ -1,4 +1,4 @@
-"""The memories of Atlas beside those of the model in Geva et al. 2021 (arXiv 2012.14913).
+"""Compare the memories of Atlas with those of the model in Geva et al. 2021 (arXiv 2012.14913).
 
     python evaluations/scripts/atlas_inspect.py [--tokens N]
 

@@ -111,7 +111,7 @@ def main(
 
     # Once for a model.
     chosen = None if layer == "auto" else [int(layer)]
-    where = chosen if layers is None else parse_layers(layers, len(editable.layers))
+    where = chosen if layers is None else parse_layers(layers, len(editable.layers), ("auto",))
     with timed(spent := {}):
         first = write(facts[:1], layers=where, stats=text)
     once["first edit of ffedit, with what it collects"] = spent["seconds"]

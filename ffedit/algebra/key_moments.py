@@ -46,7 +46,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from ffedit.algebra.linalg import Refined, condition
+from ffedit.algebra.linalg import RefinedInverse, condition
 from ffedit.algebra.updates import Eigh, projector
 from ffedit.errors import EditError, brief
 from ffedit.facts.form import INTEGER, NUMBER, TEXT, Maybe, check_form
@@ -234,7 +234,7 @@ def second_moment(total: Tensor, count: int, ridge: float) -> Tensor:
 def solved(C: Tensor, keys: Tensor) -> Tensor:
     """Return u = C⁻¹k / (kᵀC⁻¹k), [d_ff, n], for `keys` [n, d_ff]: right factors of their updates (`rank_one`)."""
     columns = keys.to(C).T
-    u = Refined(C)(columns)
+    u = RefinedInverse(C)(columns)
     return u / (columns * u).sum(0)
 
 

@@ -140,7 +140,7 @@ def _solve(lower: Tensor, columns: Tensor) -> Tensor:
     return solution
 
 
-class Refined:
+class RefinedInverse:
     """Inverse of a symmetric, positive definite matrix, from a factor in half the bits.
 
     The Cholesky factor is one of float32 numbers, which takes half the time and memory of float64. Each solution is
@@ -148,9 +148,12 @@ class Refined:
     Stability of Numerical Algorithms, ch. 12). Where float32 is too coarse for that, the factor is of float64 numbers.
     """
 
-    def __init__(self, C: Tensor) -> None:
-        """Factor C [d, d], float64; EditError where it is not positive definite."""
-        self._C = C
+    def __init__(self, C: Tensor, exact: float = EXACT) -> None:
+        """Factor C [d, d], float64; EditError where it is not positive definite.
+
+        Solutions are refined until their residual is no more than the share `exact` of the right side.
+        """
+        self._C, self._exact = C, exact
         self._lower, info = torch.linalg.cholesky_ex(C.float())
         if int(info) != 0:
             self._lower = factor(C)
@@ -164,7 +167,7 @@ class Refined:
             if self._lower.dtype == columns.dtype:
                 return solution
             residual = columns - self._C @ solution
-            if bool((residual.norm(dim=0) <= EXACT * columns.norm(dim=0)).all()):
+            if bool((residual.norm(dim=0) <= self._exact * columns.norm(dim=0)).all()):
                 return solution
         self._lower = factor(self._C)
         return self(columns)
@@ -179,7 +182,7 @@ def condition(C: Tensor) -> float:
     C = double(C)
     start = torch.ones(len(C), 1, dtype=C.dtype, device=C.device)
     start[::2] = -0.5  # not orthogonal to a vector of ones, nor one itself
-    maps = partial(torch.matmul, C), Refined(C)
+    maps = partial(torch.matmul, C), RefinedInverse(C, SETTLED / 100)
     largest, inverse = (_largest_eigenvalue(apply, start) for apply in maps)
     return largest * inverse
 

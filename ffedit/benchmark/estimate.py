@@ -8,8 +8,7 @@ batch and one over a single token are timed; the second is what a generated toke
 
 from __future__ import annotations
 
-import timeit
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from statistics import fmean
 from typing import Any
@@ -27,6 +26,7 @@ from ffedit.facts.fact import Fact, by_subject
 from ffedit.facts.text import counted
 from ffedit.inference import replay
 from ffedit.inference.corpus import Corpus
+from ffedit.inference.timing import least_seconds
 from ffedit.layer_choice.choose import SHOWN_PRODUCTS, SHOWN_SAMPLES, SHOWN_TOKENS
 from ffedit.layer_choice.published import auto_layer
 from ffedit.locator.cost import layer_passes, layers_within
@@ -82,7 +82,7 @@ def estimate(
     spread: int,
     config: EditConfig,
     text: Corpus | None,
-    show_trace: bool = True,
+    show_trace: bool,
 ) -> Estimate:
     """Estimate what `ffedit apply` would take, from timed passes of the model; nothing is edited.
 
@@ -108,10 +108,10 @@ class _Costs:
         self.editable, self.facts, self.config = editable, facts, config
         self.depth = len(editable.layers)
         self.length = fmean(len(editable.encode(fact.text, fact.new_object, fact.span).ids) for fact in facts)
-        self.per_token = _seconds(lambda: _run(editable, ROWS, TOKENS)) / (ROWS * TOKENS)
-        self.generated = _seconds(lambda: _run(editable, 1, 1))
+        self.per_token = least_seconds(lambda: _run(editable, ROWS, TOKENS)) / (ROWS * TOKENS)
+        self.generated = least_seconds(lambda: _run(editable, 1, 1))
         matrix = torch.eye(FACTORED, dtype=torch.float64)
-        self.operation = _seconds(lambda: torch.linalg.cholesky(matrix)) / (FACTORED**3 / 3)
+        self.operation = least_seconds(lambda: torch.linalg.cholesky(matrix)) / (FACTORED**3 / 3)
 
     def choosing(self) -> Stage:
         """Estimate the traces of all facts at all layers."""
@@ -119,9 +119,9 @@ class _Costs:
         tokens = count * RUNS * self.depth * self.length**2 / 2
         return self._stage("locate", f"choose the layer: trace {counted(count, 'fact')}", tokens)
 
-    def tracing(self, layer: int, show: bool) -> Stage:
+    def tracing(self, layer: int, show_trace: bool) -> Stage:
         """Estimate the trace of the first fact, where there is one to show."""
-        if not show:
+        if not show_trace:
             return self._stage("locate", f"layer {layer}", 0)
         fact = self.facts[0]
         layers = layers_within(self.editable, fact, SHOWN_TOKENS, SHOWN_SAMPLES, SHOWN_PRODUCTS)
@@ -185,9 +185,3 @@ def _run(editable: Editable, rows: int, tokens: int) -> None:
     """Run a batch as an edit does: the vocabulary is read at one token of each row only."""
     ids = torch.ones(rows, tokens, dtype=torch.long)
     replay.forward(editable, ids, torch.tensor([(row, tokens - 1) for row in range(rows)]))
-
-
-def _seconds(work: Callable[[], object]) -> float:
-    """Return the seconds that `work` takes when it has run once before: the least of three."""
-    work()
-    return min(timeit.repeat(work, number=1, repeat=3))

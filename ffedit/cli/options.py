@@ -29,7 +29,7 @@ from ffedit.cli import work
 from ffedit.display.terminal.console import PlainConsole
 from ffedit.display.terminal.messages import Commands
 from ffedit.display.terminal.progress_bar import progress_bars
-from ffedit.editor.edit_files import check_edit
+from ffedit.editor.edit_files import check_edit_folder
 from ffedit.errors import EditError
 from ffedit.facts.text import visible
 from ffedit.files.atomic import check_file, finite, text_ready
@@ -133,7 +133,7 @@ PUSH = click.option("--push-to-hub", "hub", metavar="NAME", help="Upload the res
 
 def edit_folder(text: str) -> Path:
     """Return the folder of an edit, of which only the files' names are read. Raises EditError for any other."""
-    check_edit(Path(text))
+    check_edit_folder(Path(text))
     return Path(text)
 
 
@@ -210,7 +210,7 @@ solving_options = all_of(
 )
 
 
-def parse_layers(text: str, depth: int, all_layers: Sequence[str] = ("auto", "trace")) -> range:
+def parse_layers(text: str, depth: int, all_layers: Sequence[str]) -> range:
     """Parse `--layers`: N, A-B, or one of the words for all. Raises EditError for others, and layers not there."""
     if text in all_layers:
         return range(depth)

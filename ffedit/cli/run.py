@@ -18,7 +18,6 @@ from ffedit.cli import work
 from ffedit.cli.apply import apply
 from ffedit.cli.export import export
 from ffedit.cli.options import FILE, LOADING, is_first_process
-from ffedit.editor.config import EditConfig
 from ffedit.errors import EditError, FFEditError, brief
 from ffedit.facts.fact import show
 from ffedit.files.placing import beside
@@ -149,7 +148,7 @@ def arguments(
             for inner, number in value.items():
                 setting = f"{inner}={number if isinstance(number, str) else _json(number, where)}"
                 try:
-                    work.set_numbers(EditConfig(), [setting])
+                    work.check_setting(setting)
                 except FFEditError as error:
                     raise EditError(f"{recipe}:{lines.get(f'{prefix}{name}.{inner}', 1)}: {error}") from error
                 words += [flag, setting]

@@ -8,7 +8,7 @@ import rich_click as click
 
 from ffedit.cli import work
 from ffedit.cli.options import FILE, Surface, output_options
-from ffedit.editor.edit_files import EDITS, check_edit
+from ffedit.editor.edit_files import EDITS, check_edit_folder
 
 
 @click.command()
@@ -18,5 +18,5 @@ from ffedit.editor.edit_files import EDITS, check_edit
 def show(edit_from: Path, recipe: bool, surface: Surface) -> None:
     """Show what an edit changes and how it was computed; for a checkpoint, show its edits in order."""
     if not (edit_from / EDITS).is_dir():
-        check_edit(edit_from)
+        check_edit_folder(edit_from)
     work.show(edit_from, recipe, surface)

@@ -19,6 +19,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
+from ffedit.inference.timing import least_seconds
 from ffedit.progress import Progress
 
 logger = logging.getLogger(__name__)
@@ -78,9 +79,4 @@ def fastest_products() -> float:
     """Return the operations per second of the fastest of a few float32 products on the CPU, or the accelerator."""
     device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else torch.device("cpu")
     a = torch.ones(SIDE, SIDE, device=device)
-    best = float("inf")
-    for _ in range(ROUNDS):
-        started = time.perf_counter()
-        float((a @ a)[0, 0])  # waits for the device
-        best = min(best, time.perf_counter() - started)
-    return 2 * SIDE**3 / best
+    return 2 * SIDE**3 / least_seconds(lambda: float((a @ a)[0, 0]), ROUNDS)

@@ -27,6 +27,6 @@ def ui(port: int, **given: Any) -> None:
             probe.bind((HOST, port))
         except OSError as error:
             raise EditError(f"port {port}: {error.strerror}; name another with --port") from error
-    if find_spec("gradio") is None:
-        raise EditError("the page is made with gradio; install it with: pip install 'ffedit[ui]'")
+    if find_spec("gradio") is None or find_spec("matplotlib") is None:
+        raise EditError("the page is made with gradio and matplotlib; install them with: pip install 'ffedit[ui]'")
     work.serve(host=HOST, port=port, **given)

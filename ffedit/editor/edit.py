@@ -23,8 +23,7 @@ from torch import Tensor
 from ffedit.algebra.linalg import double
 from ffedit.algebra.low_rank import Dense, LowRank, Update
 from ffedit.algebra.rounding import rounded
-from ffedit.editor import edit_files
-from ffedit.editor.edit_files import FORMAT, MANIFEST, TENSORS, check_content, checksum
+from ffedit.editor.edit_files import FORMAT, MANIFEST, TENSORS, check_content, check_edit_folder, checksum
 from ffedit.errors import EditError, FactError, brief
 from ffedit.facts.fact import Fact, same_question, same_target, show
 from ffedit.files.atomic import make_folder
@@ -115,9 +114,8 @@ class Edit(Displayed):
         hashed = hashlib.sha256(json.dumps([fact.to_dict() for fact in self.facts]).encode())
         for name, tensor in sorted(self._tensors(), key=lambda pair: pair[0]):
             hashed.update(f"{name}{list(tensor.shape)}{tensor.dtype}".encode())
-            hashed.update(
-                _own(tensor).flatten().view(torch.uint8).numpy().tobytes()
-            )  # as bytes, since numpy has no bfloat16
+            content = tensor.detach().cpu().contiguous().flatten().view(torch.uint8)  # numpy has no bfloat16
+            hashed.update(content.numpy().data)
         return hashed.hexdigest()[:16]
 
     def _tensors(self) -> Iterator[tuple[str, Tensor]]:
@@ -290,7 +288,7 @@ class Edit(Displayed):
     def load(cls, path: str | Path) -> Edit:
         """Read what `save` wrote; EditError where that is missing, damaged, changed by hand, or of another format."""
         folder = Path(path)
-        edit_files.check_edit(folder)
+        check_edit_folder(folder)
         try:
             manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
             if manifest["format"] != FORMAT:

@@ -47,7 +47,7 @@ _PART: Form = {
 }
 PROVENANCE: Form = {
     **_PART,
-    **{"base!": TEXT, "dtype": TEXT, "computed_in": TEXT, "after": [TEXT], "warnings": [TEXT]},
+    **{"base!": TEXT, "dtype": TEXT, "computed_in": TEXT, "averaged_in": TEXT, "after": [TEXT], "warnings": [TEXT]},
     "matrices": {
         EVERY: {
             "parameter!": TEXT,
@@ -117,7 +117,7 @@ def _check_shapes(address: str, shapes: Mapping[str, Sequence[int]], provenance:
         raise ValueError(f"keys and values of layer {address} do not fit a change of [{rows}, {columns}]")
 
 
-def check_edit(folder: Path) -> None:
+def check_edit_folder(folder: Path) -> None:
     """Refuse a folder without a manifest, which holds no edit (EditError); `Edit.load` reads the files."""
     if not (folder / MANIFEST).is_file():
         found = "holds no edit" if folder.exists() else "no such folder"

@@ -101,7 +101,7 @@ class Problem:
 
     @property
     def blocks(self) -> tuple[Tensor, ...]:
-        """Blocks of C, one for each memory, [d_ff, d_ff]: of a layer without experts, C itself."""
+        """Blocks of C, one for each memory, [its d_ff, its d_ff]; of a layer without experts, C itself."""
         return blocks_of(self.C)
 
     @cached_property

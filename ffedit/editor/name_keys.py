@@ -27,11 +27,12 @@ from ffedit.algebra.linalg import Moment, blocks_of, diagonal, double
 from ffedit.editor.config import KeyConfig
 from ffedit.editor.edit import unedited
 from ffedit.editor.key import read_layers
+from ffedit.editor.statistics import agreed_dtype
 from ffedit.errors import EditError, FactError
 from ffedit.files import cache
 from ffedit.files.resuming import load_state, save_state
 from ffedit.inference.names import MENTIONS, alike, mention, names
-from ffedit.inference.precision import averaging, computed_in, wanted
+from ffedit.inference.precision import computed_in
 from ffedit.loading.distributed import ALONE, ProcessGroup
 from ffedit.model.editable import Editable
 from ffedit.model.feed_forward import FeedForward
@@ -138,7 +139,8 @@ def read_names(
     Layers that are not in the cache are read in one pass. Each process of `group` reads its share, and receives all.
     """
     with unedited(editable) if editable.history.originals else nullcontext():
-        paths = {ff.layer: _path(editable, ff) for ff in ff_layers}
+        dtype = agreed_dtype(editable, group)
+        paths = {ff.layer: _path(editable, ff, dtype) for ff in ff_layers}
         found = {ff.layer: kept for ff in ff_layers if (kept := _kept(paths[ff.layer], len(ff.sizes))) is not None}
         lacking = {
             layer for layers in group.gather([layer for layer in paths if layer not in found]) for layer in layers
@@ -148,7 +150,6 @@ def read_names(
                 name: text for i, name in enumerate(names()) if (text := mention_of(editable, name, i)) is not None
             }
             own = group.share(list(mentions.values()))
-            dtype = averaging(editable, max(ff.layer for ff in missing))
 
             def of_own() -> list[Tensor]:
                 with computed_in(editable, dtype):
@@ -166,11 +167,11 @@ def read_names(
     return found
 
 
-def _path(editable: Editable, ff: FeedForward) -> Path:
-    """Return the path of the names' keys in a layer; of a mixture's, in those of its experts that `ff` holds."""
+def _path(editable: Editable, ff: FeedForward, dtype: torch.dtype) -> Path:
+    """Return the path of the names' keys in a layer, of a pass in `dtype`; of a mixture's, in the experts of `ff`."""
     about = [fingerprint(editable, ff.layer), ff.layer, str(ff.dtype), editable.chat, names(), MENTIONS]
     about += [str(memory.address) for memory in ff.memories if ff.mixture is not None]
-    about += [str(dtype)] if (dtype := wanted(editable)) != editable.model.dtype else []
+    about += [str(dtype)] if dtype != editable.model.dtype else []
     return cache.path("names", sha256(repr(about).encode()).hexdigest()[:24], ".safetensors")
 
 

@@ -65,6 +65,7 @@ class Record:
             "base": fingerprint(job.editable),
             "chat": job.editable.chat,
             **dtypes(memories[0]),
+            **_averaged(job.editable),
             "layers": [ff.layer for ff in job.ff_layers],
             "after": [edit.fingerprint() for edit in job.preserve],
             "matrices": {str(memory.address): identity(memory) for memory in memories},
@@ -207,6 +208,12 @@ def _statistics(moments: KeyMoments) -> dict[str, Any]:
     about = {"corpus": moments.source, "tokens": moments.count}
     names = ("keys", "ridge", "condition", "convergence", "sinks", "fingerprint")
     return about | {name: getattr(moments, name) for name in names}
+
+
+def _averaged(editable: Editable) -> dict[str, str]:
+    """Return the dtype that statistics were computed in, where it is not the model's own."""
+    dtype = editable.averaging
+    return {} if dtype in (None, editable.model.dtype) else {"averaged_in": str(dtype).removeprefix("torch.")}
 
 
 def dtypes(memory: KeyValueMemory) -> dict[str, str]:

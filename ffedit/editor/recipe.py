@@ -1,4 +1,4 @@
-"""The recipe that makes an edit again: the options of `ffedit apply` as YAML, written and read without torch."""
+"""Recipes, which make an edit again: the options of `ffedit apply`, as YAML."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ def recipe_of(edit: Edit) -> dict[str, Any]:
         raise EditError(f"an edit without {missing[0]} has no recipe: `ffedit apply` does not make such edits")
     return {
         "model": about["model"],
-        "dtype": about["computed_in"],
+        # Statistics are in another dtype only where none was asked for; on a machine that is slow in it, they are not.
+        "dtype": "auto" if "averaged_in" in about else about["computed_in"],
         **({"chat": True} if edit.in_chat else {}),
         "method": about["method"],
         "layers": layers[-1],

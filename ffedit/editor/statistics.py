@@ -42,7 +42,7 @@ from ffedit.inference import replay
 from ffedit.inference.batching import refuse_out_of_memory, split_on_oom
 from ffedit.inference.corpus import Corpus, tokens_for
 from ffedit.inference.own_text import sampled
-from ffedit.inference.precision import averaging, computed_in, wanted
+from ffedit.inference.precision import averaging_dtype, computed_in
 from ffedit.inference.text import NEUTRAL_NAME, begin_rows, given, identity, neutral, row_length
 from ffedit.loading.distributed import ALONE, ProcessGroup
 from ffedit.model.editable import Editable
@@ -88,6 +88,7 @@ def collect(
     if (corpus.tokens if ids is None else len(ids)) <= max(1, len(editable.start_tokens)):
         raise EditError(f"{corpus}: a single token was found; key statistics need some thousands")
     text, beginning = identity(editable, corpus, ids)
+    dtype = agreed_dtype(editable, group)
     marks, rules = _marks(editable, memories), _rules(editable, corpus)
     whole, partial_text = (
         {at: _entry("moments", f"{mark}:{text}:{rules}{part}") for at, mark in marks.items()}
@@ -106,7 +107,6 @@ def collect(
     if missing:
         ids = sampled(editable, corpus, text, progress) if ids is None else ids
         ids = begin_rows(editable, ids)
-        dtype = averaging(editable, missing[-1].address.layer)
 
         def run() -> tuple[dict[Address, KeyMomentsFitter], float]:
             with computed_in(editable, dtype):
@@ -141,6 +141,15 @@ def collect(
     return {memory.address: collected[memory.address] for memory in memories}
 
 
+def agreed_dtype(editable: Editable, group: ProcessGroup) -> torch.dtype:
+    """Return the dtype of passes that only average: that of the first process, since it depends on a timing."""
+    name = group.by_first(lambda: str(averaging_dtype(editable)).removeprefix("torch."))
+    dtype: torch.dtype = getattr(torch, name)
+    if editable.averaging is not None:
+        editable.averaging = dtype
+    return dtype
+
+
 def are_cached(editable: Editable, memories: Sequence[KeyValueMemory], corpus: Corpus) -> bool:
     """Return True if `collect` would read all moments from the cache."""
     return len(_cached_memories(editable, memories, corpus)) == len(memories)
@@ -167,7 +176,7 @@ def _marks(editable: Editable, memories: Iterable[KeyValueMemory]) -> dict[Addre
 
 def _rules(editable: Editable, corpus: Corpus) -> str:
     """Name the rules by which the tokens of a text count, and the precision of a pass where it is not the model's."""
-    dtype = wanted(editable)
+    dtype = averaging_dtype(editable)
     return f"{corpus.weighting}:{RULES}{'' if dtype == editable.model.dtype else f':{dtype}'}"
 
 

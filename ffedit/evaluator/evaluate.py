@@ -10,10 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
 
 from ffedit.editor.edit import Edit, check_edit
 from ffedit.editor.provenance import agree
@@ -177,14 +175,12 @@ def evaluate(
         check_model(edited, Editable)
         if edit is not None:
             raise EditError("an edit and an edited model were given; give one of them")
-        check_tokenizers(editable, edited.name, edited.tokenizer, edited.model.config)
+        check_tokenizers(editable, edited)
         if editable.chat != edited.chat:
             raise EditError("one of the two models is asked in its chat template and the other is not; load both alike")
     facts = as_facts(facts)
     measured = edit is not None or edited is not None
-    generic = None
-    if measured or text is not None:
-        generic = process_group.in_all(lambda: GenericText(editable, text))
+    generic = process_group.in_all(lambda: GenericText(editable, text) if measured or text is not None else None)
     rows = generic.rows if generic is not None and text is not None else None
     agree(
         process_group,
@@ -218,13 +214,10 @@ def _of_all(own: tuple[FactScores, ...], group: ProcessGroup) -> tuple[FactScore
     return tuple(map(FactScores.from_dict, interleaved(group.gather([scores.to_dict() for scores in own]))))
 
 
-def check_tokenizers(editable: Editable, name: str, tokenizer: PreTrainedTokenizerBase, config: Any) -> None:
-    """Refuse an edited model, called `name`, whose tokenizer or vocabulary differs from the base's.
-
-    Answers could not be compared. Its weights need not be loaded.
-    """
-    base = editable.tokenizer
-    sizes = [each.get_text_config().vocab_size for each in (editable.model.config, config)]
+def check_tokenizers(editable: Editable, edited: Editable) -> None:
+    """Refuse an edited model whose tokenizer or vocabulary differs from the base's: answers could not be compared."""
+    base, tokenizer = editable.tokenizer, edited.tokenizer
+    sizes = [each.model.config.get_text_config().vocab_size for each in (editable, edited)]
     if base.get_vocab() != tokenizer.get_vocab():
         why = f"other tokens: {len(tokenizer.get_vocab())}, and {len(base.get_vocab())} in the base"
     elif base(PROBE, verbose=False)["input_ids"] != tokenizer(PROBE, verbose=False)["input_ids"]:
@@ -234,6 +227,6 @@ def check_tokenizers(editable: Editable, name: str, tokenizer: PreTrainedTokeniz
     else:
         return
     raise EditError(
-        f"{name}: its tokenizer differs from that of {editable.name} ({why}); an edited checkpoint with the "
+        f"{edited.name}: its tokenizer differs from that of {editable.name} ({why}); an edited checkpoint with the "
         "tokenizer of its base was expected"
     )

@@ -122,7 +122,7 @@ def sweep(above: Path, name: str | None = None) -> None:
         if own.fullmatch(path.name) and _is_mine(path):
             try:
                 _recover(path)
-            except (OSError, ValueError, KeyError, TypeError):  # Timeout, of a live process's lock, is an OSError
+            except OSError:  # Timeout, of a live process's lock, is an OSError
                 continue
 
 

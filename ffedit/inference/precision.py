@@ -15,8 +15,6 @@ from __future__ import annotations
 import hashlib
 import logging
 import platform
-import time
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
 
@@ -27,41 +25,37 @@ from ffedit.errors import EditError
 from ffedit.files import cache
 from ffedit.files.resuming import load_state, save_state
 from ffedit.inference import replay
+from ffedit.inference.timing import least_seconds
 from ffedit.model.editable import Editable
 
 logger = logging.getLogger(__name__)
 
-# Timed: `TOKENS` states times a weight of `SIDE`² numbers, 2 GFLOP, the best of so many.
-TOKENS, SIDE, ROUNDS = 1024, 1024, 3
+# Timed: a product of `TOKENS` states and a weight of `SIDE`² numbers, 2 GFLOP.
+TOKENS, SIDE = 1024, 1024
 # bfloat16 is taken where it is so many times as fast, and where keys differ by no more than this share of their norm.
-# A number is rounded by up to 0.4 %, and a few layers add up several of these.
+# A number is rounded by up to 0.4 %, and the layers below add up several of these.
 FASTER, AGREES = 1.5, 0.05
 
 
-def wanted(editable: Editable) -> torch.dtype:
-    """Return the dtype that passes that only average should be computed in, by the speed of the model's device."""
+def averaging_dtype(editable: Editable) -> torch.dtype:
+    """Return the dtype of passes that only average: the model's own, or bfloat16; decided once for a model.
+
+    The keys are compared in the last layer, where most roundings have added up, so that the dtype is the same for all.
+    """
     own: torch.dtype = editable.model.dtype
-    if own != torch.float32 or not editable.dtype_open or bfloat16_speed(editable.device) < FASTER:
+    if own != torch.float32 or not editable.auto_dtype:
         return own
-    return torch.bfloat16
-
-
-def averaging(editable: Editable, layer: int) -> torch.dtype:
-    """Return the dtype in which they are computed up to `layer`: the `wanted` one, where its keys agree."""
-    own, dtype = editable.model.dtype, wanted(editable)
-    if dtype != own and not (off := _differs(editable, layer)) <= AGREES:
-        logger.info("computed in float32: in bfloat16, the keys of layer %d differ by %.2g of their norm", layer, off)
-        return own
-    if own == torch.float32 and editable.dtype_open:
+    if editable.averaging is None:
         times = bfloat16_speed(editable.device)
-        logger.info(
-            "computed in %s: bfloat16 is %.2g times as fast as float32 on this %s", dtype, times, editable.device
-        )
-    return dtype
+        off = _differs(editable) if times >= FASTER else 0.0
+        editable.averaging = torch.bfloat16 if times >= FASTER and off <= AGREES else own
+        said = "averages in %s: bfloat16 is %.2g times as fast as float32, and keys differ by %.2g"
+        logger.info(said, editable.averaging, times, off)
+    return editable.averaging
 
 
 def computed_in(editable: Editable, dtype: torch.dtype) -> AbstractContextManager[object]:
-    """In the block, passes of the model are computed in `dtype`, which `averaging` returned."""
+    """In the block, passes of the model are computed in `dtype`, which `averaging_dtype` returned."""
     if dtype == editable.model.dtype:
         return nullcontext()
     return torch.autocast(editable.device.type, dtype)
@@ -69,44 +63,38 @@ def computed_in(editable: Editable, dtype: torch.dtype) -> AbstractContextManage
 
 @lru_cache
 def bfloat16_speed(device: torch.device) -> float:
-    """Return how many times as fast as float32 a device multiplies in bfloat16; measured once, and cached."""
-    if device.type == "cpu":
-        unit = torch.backends.cpu.get_cpu_capability()
-    else:
-        unit = torch.get_device_module(device).get_device_name(device)
+    """Return how many times as fast as float32 a device multiplies in bfloat16, 0 where it does not; kept in the cache.
+
+    It is of a device, the version of torch and the number of threads.
+    """
+    unit = torch.backends.cpu.get_cpu_capability()
+    if device.type != "cpu":
+        unit = getattr(torch.get_device_module(device), "get_device_name", str)(device)  # Apple's has none
     about = device.type, unit, platform.node(), torch.__version__, torch.get_num_threads()
     path = cache.path("speed", hashlib.sha256(repr(about).encode()).hexdigest()[:24], ".safetensors")
     try:
         return float(load_state(path, "holds no speed")[1])
     except (EditError, TypeError, ValueError):
         pass
-    states = torch.ones(TOKENS, SIDE, device=device)
-    weight = torch.ones(SIDE, SIDE, device=device)
+    states, weight = torch.ones(TOKENS, SIDE, device=device), torch.ones(SIDE, SIDE, device=device)
 
-    def rounded() -> Tensor:
-        return states.bfloat16() @ weight.bfloat16()
+    def rounded() -> float:
+        return float((states.bfloat16() @ weight.bfloat16())[0, 0])
 
-    plain, half = _seconds(lambda: states @ weight), _seconds(rounded)
-    cache.write(path, lambda made: save_state(made, {}, plain / half))
-    return plain / half
-
-
-def _seconds(product: Callable[[], Tensor]) -> float:
-    """Return the seconds of a product, the best of `ROUNDS`."""
-    best = float("inf")
-    for _ in range(ROUNDS):
-        started = time.perf_counter()
-        float(product()[0, 0])  # waits for the device
-        best = min(best, time.perf_counter() - started)
-    return best
+    try:
+        times = least_seconds(lambda: float((states @ weight)[0, 0])) / least_seconds(rounded)
+    except (RuntimeError, TypeError):  # each backend refuses in its own way
+        times = 0.0
+    cache.write(path, lambda made: save_state(made, {}, times))
+    return times
 
 
 @torch.no_grad()
-def _differs(editable: Editable, layer: int) -> float:
-    """Return how much the keys of a few tokens differ in bfloat16, as a share of their norm."""
-    ids, read = editable.probe_ids(16), []
+def _differs(editable: Editable) -> float:
+    """Return how much the last layer's keys of a few tokens differ in bfloat16, as a share of their norm."""
+    ids, last, read = editable.probe_ids(16), editable.feed_forward[-1], list[Tensor]()
     for dtype in (torch.float32, torch.bfloat16):
-        with editable.feed_forward[layer].keys() as keys, computed_in(editable, dtype):
-            replay.run_to(editable, ids, layer)
+        with last.keys() as keys, computed_in(editable, dtype):
+            replay.run_to(editable, ids, last.layer)
             read.append(keys().float())
     return float((read[1] - read[0]).norm() / read[0].norm())

@@ -90,11 +90,11 @@ class Shallow(View):
         counts = Counter(lasts) + Counter(pair for pair in pairs if len(pair) == 2)
         patterns = {ending for ending, count in counts.items() if _surprising(count, len(triggers), text.share(ending))}
         covered = sum(bool({last, pair} & patterns) for last, pair in zip(lasts, pairs, strict=True)) / len(triggers)
-        (last, count), *_ = Counter(lasts).most_common(1)
+        last = max(lasts, key=counts.__getitem__)
         best = max((pair for pair in pairs if len(pair) == 2), key=counts.__getitem__, default=None)
         return cls(
             last=last[0],
-            last_share=count / len(triggers),
+            last_share=counts[last] / len(triggers),
             last_chance=text.share(last),
             pair=None if best is None else (best[0], best[1]),
             pair_share=0.0 if best is None else counts[best] / len(triggers),

@@ -58,7 +58,7 @@ def find_layer(
     method: str = "memit",
     config: EditConfig | None = None,
     progress: Progress = silent,
-    show: bool = True,
+    show_trace: bool = True,
 ) -> Found:
     """Find the layer to edit as `asked`, among those whose output reaches the answer.
 
@@ -70,13 +70,13 @@ def find_layer(
         method: the method of the edit.
         config: settings; their seed is the trace's.
         progress: called with the progress.
-        show: trace the first fact also where no trace decides.
+        show_trace: trace the first fact also where no trace decides.
     """
     config, auto = config or EditConfig(), auto_layer(editable, method)
     allowed = in_reach(editable, facts, check_method(method), allowed, config.key.fact_token)
 
     def first_fact() -> TraceSet | None:
-        return shown(editable, facts, config.seed, progress) if show else None
+        return shown(editable, facts, config.seed, progress) if show_trace else None
 
     if len(allowed) == 1:
         return Found(first_fact(), allowed[0], "only" if asked in ("auto", "trace") else "request", auto)

@@ -20,8 +20,8 @@ from ffedit.files.fresh_process import run_module
 from ffedit.files.shards import INDEX, SINGLE
 from ffedit.files.tensor_ranges import read_header
 from ffedit.loading.folders import ADAPTER, base_of, pickled_weights
-from ffedit.loading.gguf_reader import readable
 from ffedit.loading.load import decoder_classes, first_that_runs, opened, read_tokenizer
+from ffedit.loading.reading import readable
 
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 

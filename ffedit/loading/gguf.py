@@ -29,8 +29,9 @@ from ffedit.files.atomic import os_errors, written
 from ffedit.files.placing import claimed
 from ffedit.files.seal import file_checksum, sealed, unsealed
 from ffedit.files.shards import gguf_parts
-from ffedit.loading.gguf_reader import checked, config_and_tokenizer, entry, kinds, quiet, unpacked_model
+from ffedit.loading.gguf_reader import checked, config_and_tokenizer, entry, kinds, unpacked_model
 from ffedit.loading.names import PACKAGES, gguf_file
+from ffedit.loading.reading import quiet
 from ffedit.progress import Progress, silent
 
 SOURCE = "ffedit_source.json"  # in a checkpoint's folder: the file that it was converted from

@@ -10,7 +10,7 @@ import os
 import shutil
 import struct
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from copy import copy
@@ -26,9 +26,10 @@ import torch
 import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from ffedit.errors import FFEditError, ModelError, brief
+from ffedit.errors import ModelError
 from ffedit.files.placing import beside
 from ffedit.files.shards import gguf_parts, is_pointer
+from ffedit.loading.reading import check_declared, check_loaded, quiet, readable
 from ffedit.progress import Progress
 
 if TYPE_CHECKING:
@@ -38,7 +39,6 @@ else:  # an extra, which is imported when a file is read
 
 UNREAD = ("rope_freqs.weight",)  # tensors that transformers leaves out
 VERSIONS = (2, 3)
-SLACK = 1 << 26  # weights that a config may declare beyond twice those that there are
 AHEAD = 2  # tensors that are unpacked while another is put into the model
 
 
@@ -282,35 +282,6 @@ def _unpacked_ahead(name: str, reader: Any) -> Iterator[None]:
             yield
 
 
-def check_declared(name: str, auto: Any, config: Any, held: int, tensors: int, source: str) -> str:
-    """Return the name of the config's class of model.
-
-    One that declares far more weights than its `source` holds is refused, before memory is taken for them.
-
-    Where it lacks a few, `check_loaded` says which. The model is made without memory (on "meta"), which still takes
-    time for each layer: there are no more layers than tensors.
-    """
-    layers = getattr(config.get_text_config(), "num_hidden_layers", 0)
-    if isinstance(layers, int) and layers > tensors:
-        raise ModelError(f"{name}: its config declares {layers:,} layers, and the {source} holds {tensors:,} tensors")
-    with readable(f"{name}: no model can be made from its config"), torch.device("meta"):
-        model = auto.from_config(config)
-    declared = sum(weight.numel() for weight in model.parameters())
-    if declared > 2 * held + SLACK:
-        raise ModelError(
-            f"{name}: its config declares {declared:,} weights, and the {source} holds {held:,}; fetch it anew"
-        )
-    return type(model).__name__
-
-
-def check_loaded(name: str, info: Mapping[str, Any], source: str, expected: str) -> None:
-    """Refuse a model that did not find all weights in its `source`, according to transformers' loading info."""
-    for key, stored, needed in info["mismatched_keys"]:
-        raise ModelError(f"{name}: {key} is {list(stored)} in the {source}, {list(needed)} was expected")
-    for key in sorted(info["missing_keys"]):
-        raise ModelError(f"{name}: {key} is missing from the {source}; {expected}")
-
-
 def _check_weights(name: str, reader: Any, model: Any) -> None:
     """Check that each number of the file is in the model; transformers leaves some out silently."""
     tensors = {weight.data_ptr(): weight for weight in model.state_dict().values()}.values()
@@ -326,17 +297,6 @@ def _check_weights(name: str, reader: Any, model: Any) -> None:
 
 
 @contextmanager
-def readable(what: str, advice: str = "") -> Iterator[None]:
-    """Raise a one-line error, `what` and the reason, where something cannot be read."""
-    try:
-        yield
-    except FFEditError:
-        raise
-    except Exception as error:  # a broken file may fail anywhere in transformers, with any error
-        raise ModelError(f"{what}: {brief(error)}{advice}") from error
-
-
-@contextmanager
 def _steps(progress: Progress) -> Iterator[None]:
     """Report how many tensors are unpacked, in place of transformers' own progress bars."""
 
@@ -348,18 +308,3 @@ def _steps(progress: Progress) -> Iterator[None]:
 
     with patch("transformers.modeling_gguf_pytorch_utils.tqdm", each, create=True):
         yield
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Disable transformers' progress bars and warnings; it warns of a vocabulary that it was not given."""
-    logging = transformers.utils.logging
-    drawn, said = logging.is_progress_bar_enabled(), logging.get_verbosity()
-    logging.disable_progress_bar()
-    logging.set_verbosity_error()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(said)
-        if drawn:
-            logging.enable_progress_bar()

@@ -40,8 +40,8 @@ from ffedit.files.shards import INDEX, SINGLE
 from ffedit.files.tensor_ranges import FLOATS, contents
 from ffedit.loading.distributed import own_device
 from ffedit.loading.gguf import converted, has_weights, read_weights, source_of
-from ffedit.loading.gguf_reader import check_declared, check_loaded, readable
 from ffedit.loading.names import EMBEDDED, NAMED, gguf_file, is_local
+from ffedit.loading.reading import check_declared, check_loaded, readable
 from ffedit.loading.verify import find_and_verify, find_stacks
 from ffedit.model.editable import Editable, Stack
 from ffedit.model.storage import device_of
@@ -90,7 +90,7 @@ def load_model(
         classes = decoder_classes(checkpoint.config)
         model, tokenizer, saved = _read(checkpoint, classes, "causal", dtype_name, spread, progress)
         editable = find_and_verify(model, tokenizer, name, value_matrix, saved)
-        editable.dtype_open = dtype == "auto"
+        editable.auto_dtype = dtype == "auto"
         if not any(memory.quantised for memory in editable.memories.values()):
             editable.unpacked = quantisation(checkpoint.config)
         if folder := cached_folder(editable):

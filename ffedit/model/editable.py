@@ -348,8 +348,9 @@ class Editable(Stack):
         chat: whether prompts are put into the tokenizer's chat template (`ffedit.model.tokenization`).
         source: the file that its checkpoint was converted from, plain JSON (`loading.gguf.source_of`), or None.
         unpacked: the quantisation of its files ("fp8"), where transformers unpacked all value matrices; else "".
-        dtype_open: whether nobody asked for the dtype that it is in, so that passes that only average may be computed
-            in another (`inference.precision`).
+        auto_dtype: whether nobody asked for the dtype that it is in, so that passes that only average may be computed
+            in another.
+        averaging: the dtype of such passes, once it is decided (`inference.precision`).
     """
 
     attention: list[nn.Module] = field(default_factory=list)
@@ -362,7 +363,8 @@ class Editable(Stack):
     chat: bool = False
     source: dict[str, Any] | None = None
     unpacked: str = ""
-    dtype_open: bool = False
+    auto_dtype: bool = False
+    averaging: torch.dtype | None = None
 
     def __repr__(self) -> str:
         chat = ", in its chat template" if self.chat else ""

@@ -317,7 +317,7 @@ def test_directions_that_no_text_uses_are_free_at_any_share() -> None:
 
 def test_a_share_that_leaves_nothing_or_everything_is_refused() -> None:
     C = torch.eye(4)
-    with pytest.raises(EditError, match=r"at most 0\.1 .*least used holds 0\.25; use a larger share"):
+    with pytest.raises(EditError, match=r"more than 0\.1 .*least used holds 0\.25; use a larger share"):
         projector(C, 0.1)
     with pytest.raises(EditError, match=r"share of 1 leaves nothing.*below 1"):
         projector(C, 1.0)

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from ffedit.algebra import linalg
-from ffedit.algebra.linalg import EXACT, Refined, condition
+from ffedit.algebra.linalg import EXACT, RefinedInverse, condition
 from ffedit.errors import EditError
 
 
@@ -22,7 +22,7 @@ def matrix(spread: float, size: int = 60) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("spread", [1.0, 1e3, 1e5, 1e7, 1e9, 1e12])
 def test_a_refined_solution_is_that_of_float64(spread: float) -> None:
     C, columns = matrix(spread)
-    residual = C @ Refined(C)(columns) - columns
+    residual = C @ RefinedInverse(C)(columns) - columns
     plain = C @ torch.cholesky_solve(columns, torch.linalg.cholesky(C)) - columns
     assert float((residual.norm(dim=0) / columns.norm(dim=0)).max()) <= max(EXACT, 10 * float(plain.norm()))
     assert condition(C) == pytest.approx(spread, rel=0.05)
@@ -31,12 +31,12 @@ def test_a_refined_solution_is_that_of_float64(spread: float) -> None:
 def test_a_float32_factor_is_all_that_ordinary_statistics_need(monkeypatch: pytest.MonkeyPatch) -> None:
     C, columns = matrix(1e4)
     monkeypatch.setattr(linalg, "factor", lambda _: pytest.fail("factored in float64"))
-    assert torch.allclose(Refined(C)(columns), torch.linalg.solve(C, columns), rtol=1e-8, atol=1e-10)
+    assert torch.allclose(RefinedInverse(C)(columns), torch.linalg.solve(C, columns), rtol=1e-8, atol=1e-10)
     zero = torch.zeros(len(C), 1, dtype=C.dtype)
-    assert torch.equal(Refined(C)(zero), zero)
+    assert torch.equal(RefinedInverse(C)(zero), zero)
 
 
 def test_what_is_not_positive_definite_is_refused() -> None:
     C, _ = matrix(1e3)
     with pytest.raises(EditError, match="not positive definite"):
-        Refined(C - 2 * torch.eye(len(C), dtype=C.dtype))
+        RefinedInverse(C - 2 * torch.eye(len(C), dtype=C.dtype))

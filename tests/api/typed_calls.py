@@ -1,4 +1,4 @@
-"""What a user's own code looks like, for mypy: the gate checks this file as strictly as the package.
+"""Call the API as a user's own code does, for mypy: the gate checks this file as strictly as the package.
 
 Nothing here runs. A line with `type: ignore` is a mistake that mypy has to find: it refuses a comment without one.
 """

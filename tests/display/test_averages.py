@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from rich.console import Console, RenderableType
-from shown import shown
+from rich.console import Console
+from shown import shown, words
 
 from ffedit import LayerChoice
 from ffedit.display.terminal.heat_map import averages_table
@@ -18,10 +18,6 @@ from ffedit.layer_choice.published import AutoLayer, Published
 from ffedit.locator.result import Aggregate, Interval
 
 ROLES = ("first subject", "last subject", "further tokens", "last token")
-
-
-def words(renderable: RenderableType) -> str:
-    return " ".join(shown(renderable).split())
 
 
 def averaged(layers: int = 6, **kwargs: Any) -> Aggregate:

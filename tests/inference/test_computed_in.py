@@ -9,6 +9,7 @@ from collecting import text
 
 import ffedit
 from ffedit.algebra.key_moments import KeyMoments
+from ffedit.editor.recipe import recipe_of
 from ffedit.inference import precision
 from ffedit.inference.corpus import Corpus
 from ffedit.model.editable import Editable
@@ -20,12 +21,14 @@ __all__ = ["text"]
 def model(monkeypatch: pytest.MonkeyPatch) -> Editable:
     """A model in float32, as it was loaded."""
     editable = zoo.shared("llama")
-    monkeypatch.setattr(editable, "dtype_open", True)
+    monkeypatch.setattr(editable, "auto_dtype", True)
+    monkeypatch.setattr(editable, "averaging", None)
     return editable
 
 
 def fast(monkeypatch: pytest.MonkeyPatch, times: float) -> None:
     monkeypatch.setattr(precision, "bfloat16_speed", lambda _: times)
+    monkeypatch.setattr(zoo.shared("llama"), "averaging", None)
 
 
 def moments(editable: Editable, text: Path) -> KeyMoments:
@@ -58,15 +61,16 @@ def test_an_edit_from_rounded_statistics_writes_the_same_fact(
         edits.append(ffedit.edit(model, [fact], layers=[1], stats=Corpus(text)))
     exact, rounded = (ffedit.evaluate(model, [fact], edit).after for edit in edits)
     assert exact and rounded and exact.efficacy == rounded.efficacy
+    assert [recipe_of(edit)["dtype"] for edit in edits] == ["float32", "auto"]  # as it was asked for
     changes = [next(iter(edit.updates.values())).dense for edit in edits]
     assert 0 < (changes[1] - changes[0]).norm() / changes[0].norm() < 0.1
 
 
 def test_the_dtype_that_was_asked_for_is_kept(model: Editable, monkeypatch: pytest.MonkeyPatch) -> None:
     fast(monkeypatch, 3.0)
-    assert precision.averaging(model, 1) == torch.bfloat16
-    model.dtype_open = False
-    assert precision.wanted(model) == precision.averaging(model, 1) == torch.float32
+    assert precision.averaging_dtype(model) == torch.bfloat16
+    model.auto_dtype = False
+    assert precision.averaging_dtype(model) == torch.float32
 
 
 def test_a_model_whose_keys_differ_in_bfloat16_is_computed_in_float32(
@@ -74,14 +78,24 @@ def test_a_model_whose_keys_differ_in_bfloat16_is_computed_in_float32(
 ) -> None:
     fast(monkeypatch, 3.0)
     monkeypatch.setattr(precision, "AGREES", 1e-4)
-    assert precision.averaging(model, 1) == torch.float32
+    assert precision.averaging_dtype(model) == torch.float32
 
 
 def test_the_speed_is_measured_once_for_a_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     measured = []
-    monkeypatch.setattr(precision, "_seconds", lambda product: measured.append(float(product()[0, 0])) or 1.0)
+    monkeypatch.setattr(precision, "least_seconds", lambda product: measured.append(product()) or 1.0)
     for _ in range(2):
         precision.bfloat16_speed.cache_clear()
         assert precision.bfloat16_speed(torch.device("cpu")) == 1.0
     assert measured == [precision.SIDE] * 2  # both products, in the first call only
+    precision.bfloat16_speed.cache_clear()
+
+
+def test_a_device_that_refuses_bfloat16_computes_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: object) -> float:
+        raise RuntimeError("bfloat16 is not supported")
+
+    monkeypatch.setattr(precision, "least_seconds", refuse)
+    precision.bfloat16_speed.cache_clear()
+    assert precision.bfloat16_speed(torch.device("cpu")) == 0.0
     precision.bfloat16_speed.cache_clear()

@@ -37,7 +37,7 @@ def corpus(tmp_path: Path) -> Corpus:
 
 
 def values_of(family: str, half: str, model: Any) -> Iterator[nn.Module]:
-    """The value matrix of each layer."""
+    """Yield the value matrix of each layer."""
     if family == "bert":
         yield from (block.output.dense for block in model.bert.encoder.layer)
     elif family == "t5":

@@ -27,7 +27,7 @@ BLOCK = re.compile(r"(?:<!-- parsed only: ([^>]+) -->\n)?```bash\n(.*?)```", re.
 
 
 def text_of(page: Path) -> str:
-    """The text of a page; of a notebook, that of its cells."""
+    """Return the text of a page, or that of a notebook's cells."""
     text = page.read_text(encoding="utf-8")
     return "\n".join("".join(cell["source"]) for cell in json.loads(text)["cells"]) if page.suffix == ".ipynb" else text
 

@@ -48,6 +48,11 @@ def few_names() -> None:
     """Count all names that ship, as a user's edit does."""
 
 
+@pytest.fixture(scope="session", autouse=True)
+def little_text() -> None:
+    """Collect statistics on the default number of tokens, as a user's edit does."""
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_a_real_model_is_edited_exported_and_undone(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

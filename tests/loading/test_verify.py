@@ -173,7 +173,7 @@ def test_a_wrongly_named_value_matrix_is_refused() -> None:
     for named in ("mlp.nothing", "layers.{}.mlp.nothing", "layers.0.mlp.down_proj"):
         text = refusal(zoo.model("llama"), value_matrix=named)
         assert f"no module is called {named}" in text and "mlp.down_proj" in text
-    assert "48 features, 32" in refusal(zoo.model("llama"), value_matrix="mlp.up_proj")
+    assert "48 features, but d_model is 32" in refusal(zoo.model("llama"), value_matrix="mlp.up_proj")
     assert "LlamaRMSNorm" in refusal(zoo.model("llama"), value_matrix="input_layernorm")
 
 

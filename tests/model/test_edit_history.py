@@ -236,7 +236,8 @@ def test_numbers_that_the_weights_cannot_hold_are_never_written(number: float, s
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.8, 1.0])
 def test_ctrl_c_leaves_the_model_as_it_was(share: float) -> None:
     editable, calls = zoo.trained("gpt_neo"), []
-    api_edit(editable, [FACT, SECOND], "rome", [0], quick(), CORPUS, progress=lambda *step: calls.append(step))
+    options = {"layers": [0], "config": quick(), "stats": CORPUS}
+    api_edit(editable, [FACT, SECOND], "rome", **options, progress=lambda *step: calls.append(step))
     before, wanted = zoo.snapshot(editable), round(share * (len(calls) - 1))
     seen: list[str] = []
 
@@ -248,7 +249,7 @@ def test_ctrl_c_leaves_the_model_as_it_was(share: float) -> None:
     for entry in cache.entries():
         entry.unlink()
     with pytest.raises(KeyboardInterrupt):
-        api_edit(editable, [FACT, SECOND], "rome", [0], quick(), CORPUS, progress=interrupt)
+        api_edit(editable, [FACT, SECOND], "rome", **options, progress=interrupt)
     assert zoo.unchanged(editable, before)
     assert all(parameter.requires_grad for parameter in editable.model.parameters())
     assert not any(
@@ -269,7 +270,7 @@ def test_a_second_fact_that_fails_takes_the_first_back() -> None:
     [
         ({"layers": [7]}, "layers 0 to 2"),
         ({"layers": [-1]}, "layers 0 to 2"),
-        ({"method": "rome", "layers": [0, 1]}, "one layer"),
+        ({"method": "rome", "layers": [0, 1]}, "a single layer"),
         ({"method": "magic", "layers": [0]}, "magic"),
         ({"facts": [], "layers": [0]}, "at least one"),
         ({"stats": Corpus(Path("no-such-file.txt")), "layers": [0]}, "no-such-file.txt"),

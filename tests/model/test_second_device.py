@@ -19,7 +19,7 @@ def test_the_whole_line_runs_without_float64_and_finds_the_same(tmp_path: Path) 
     ran = process(WHOLE_LINE, "gpt2", tmp_path)
     assert ran.code == 0, ran.err
     apart = json.loads(ran.out.splitlines()[-1])
-    assert set(METHODS) <= apart.keys() and len(apart) > 20
+    assert set(METHODS) <= apart.keys() and len(apart) >= 20
     for step, (count, difference) in apart.items():
         # Adam divides a gradient by its size, however small that is.
         assert count and difference < (1e-2 if step.startswith("ft") else 1e-4), f"{step}: {difference}"

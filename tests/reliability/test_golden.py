@@ -66,7 +66,6 @@ def test_golden_edits_are_read(folder: Path, expected: dict[str, Any]) -> None:
     for name, of_edit in expected["edits"].items():
         edit = Edit.load(folder / "edits" / name)
         same(described(edit), of_edit)
-        assert ffedit.Edit.load(folder / "edits" / name).fingerprint() == of_edit["fingerprint"]
     mixture = zoo.build("mixtral")
     with Edit.load(folder / "edits" / "experts").applied(mixture):
         assert [edit.fingerprint() for edit in mixture.history.known.values()] == [

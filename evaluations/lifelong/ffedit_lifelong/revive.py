@@ -52,7 +52,7 @@ def compute(job: Job) -> Edit:
     import torch
 
     from ffedit.algebra.linalg import double
-    from ffedit.editor.solve import write_batch
+    from ffedit.editor.solve import solve as solve_job
 
     (ff,) = job.ff_layers
     originals = [job.editable.history.originals.get(memory.address, memory.value) for memory in ff.memories]
@@ -61,7 +61,7 @@ def compute(job: Job) -> Edit:
     def solve(problem: Problem) -> LowRank:
         return filtered(alphaedit(problem), W, problem.config.of("revive", ReviveConfig).energy)
 
-    return write_batch(replace(ALPHAEDIT, name="revive", solve=solve), job)
+    return solve_job(replace(ALPHAEDIT, name="revive", solve=solve), job)
 
 
 REVIVE = replace(

@@ -7,7 +7,7 @@ from .model import load_model as load_model, timed_stages as timed_stages
 from .page import serve as serve
 from .scoring import evaluate as evaluate
 from .ship import diff as diff, export as export, undo as undo
-from .solving import set_numbers as set_numbers
+from .solving import check_setting as check_setting
 from .statistics import stats as stats
 from .tracing import locate as locate
 from .trying import choose_layer as choose_layer

@@ -1,4 +1,4 @@
-"""What `ffedit apply` does, stage by stage: locate, write, measure, judge, save."""
+"""Stages of `ffedit apply`: locate, write, measure, judge, save."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ class Application:
         ends, group = {"start": perf_counter()}, join(surface)
         editable = load_model(show=surface.verbose)
         check_base(destinations, editable)
-        allowed = options.parse_layers(layers, len(editable.layers))
+        allowed = options.parse_layers(layers, len(editable.layers), ("auto", "trace"))
         questions(editable, facts, facts)
         _tell_long_objects(surface, editable, facts)
         protected = protected_texts(editable, facts, config.key)
@@ -191,7 +191,7 @@ class Application:
                 self.method,
                 self.config,
                 progress,
-                show=self._show_trace,
+                show_trace=self._show_trace,
             )
             if self.surface.verbose or found.by == "trace":
                 drawn = [] if found.traces is None else [heat_map(found.traces, found.layer)]
@@ -298,7 +298,9 @@ def pictures_ready(destinations: Destinations, applied: Mapping[str, Any], choic
     with ExitStack() as stack:
         if destinations.html is not None:
             stack.enter_context(text_ready(destinations.html, result_page(applied)))
-        if destinations.plot is not None and (traces := choice.traces) is not None:
+        if destinations.plot is not None:
+            traces = choice.traces
+            assert traces is not None  # made to be drawn: `Destinations.show_trace`
             stack.enter_context(figure_ready(destinations.plot, lambda: heat_maps([traces], choice.layer)))
         yield
 

@@ -90,6 +90,6 @@ def _highest_and_below(text: str, spread: int, depth: int) -> range | None:
     """Parse `--layers` and `--spread` into one layer and those below it; None for `auto`."""
     if text == "auto":
         return None
-    if len(layers := parse_layers(text, depth)) > 1 or text == "trace":
+    if len(layers := parse_layers(text, depth, ("auto",))) > 1:
         raise EditError(f"--layers {text}: all facts are written to one layer, and --spread below it; give auto or one")
     return spread_below(layers[0], spread)

@@ -1,4 +1,4 @@
-"""What there is: the methods, the parts of a model, the content of an edit."""
+"""Descriptions: of the methods, of the parts of a model, of the content of an edit."""
 
 from __future__ import annotations
 

@@ -15,8 +15,6 @@ from ffedit.inference.corpus import Corpus
 from ffedit.model.editable import Editable
 from ffedit.model.memory import Address
 
-__all__ = ["config_of", "set_numbers", "stats_of"]
-
 
 def config_of(solving: Solving, method: str) -> EditConfig:
     """Return the numbers of a method. Raises EditError for one that is not known or cannot protect."""
@@ -30,3 +28,8 @@ def config_of(solving: Solving, method: str) -> EditConfig:
 def stats_of(solving: Solving, text: Corpus, editable: Editable) -> Corpus | Mapping[Address, KeyMoments]:
     """Return the statistics of `--stats`, or else the text to collect them on."""
     return text if solving.stats_from is None else ffedit.load_stats(solving.stats_from, editable)
+
+
+def check_setting(setting: str) -> None:
+    """Check that NAME=VALUE is a setting of an edit. Raises EditError for another name or value."""
+    set_numbers(EditConfig(), [setting])

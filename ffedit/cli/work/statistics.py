@@ -12,7 +12,6 @@ from ffedit.cli.options import Surface, parse_layers
 from ffedit.cli.work.model import LoadModel, join
 from ffedit.cli.work.ship import pushed
 from ffedit.display.terminal.statistics import moments_table, shortage
-from ffedit.errors import EditError
 from ffedit.inference.corpus import Corpus
 from ffedit.layer_choice.published import auto_layer
 from ffedit.model.editable import Editable
@@ -58,9 +57,7 @@ def stats(
 
 def _layers(editable: Editable, asked: str) -> tuple[list[int], str]:
     """Return the layers to collect and the reason."""
-    if asked == "trace":
-        raise EditError(f"--layers {asked} needs facts; for statistics give auto, one layer (4) or a range (3-8)")
     if asked != "auto":
-        return [*parse_layers(asked, len(editable.layers))], f"Layers {asked}, as asked"
+        return [*parse_layers(asked, len(editable.layers), ("auto",))], f"Layers {asked}, as asked"
     auto = auto_layer(editable)
     return [auto.layer], f"Layer {auto.layer}: {auto.why}"

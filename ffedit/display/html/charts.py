@@ -1,4 +1,4 @@
-"""Small charts with layers on the x axis, as coordinates that a template draws: paths, boxes, ticks, a legend.
+"""Small line charts of shares, as coordinates that a template draws: paths, dots, ticks, a legend.
 
 A series has a CSS class `s0`, `s1`, …, to which the style sheet gives a colour in light and in dark mode.
 """
@@ -16,6 +16,7 @@ from ffedit.inspector.prompt_view import PromptView
 # Coordinates of the whole chart, and of the area inside its axes.
 WIDTH, HEIGHT = 360.0, 210.0
 LEFT, RIGHT, TOP, BOTTOM = 44.0, 350.0, 10.0, 176.0
+SERIES = 6  # colours in the style sheet
 
 
 @dataclass(frozen=True)
@@ -50,12 +51,12 @@ def lines(title: str, series: Sequence[Line], labels: Sequence[str], x_name: str
     chart = Chart(title, x_name)
     seen = [v for line in series for column in (line.values, line.low, line.high) for v in column if _known(v)]
     ticks = _ticks(seen)
-    height = _height(ticks[0], ticks[-1])
+    height = _height(ticks[-1])
     across = _across(len(labels))
-    chart.y_ticks = [(height(tick), f"{round(100 * tick, 7):g}%".replace("-", "−")) for tick in ticks]
+    chart.y_ticks = [(height(tick), f"{round(100 * tick, 7):g}%") for tick in ticks]
     chart.x_ticks = _x_ticks(labels, across)
     for number, line in enumerate(series):
-        style = f"s{number}"
+        style = f"s{number % SERIES}"
         chart.legend.append((line.name, style))
         points = [(i, across(i), value) for i, value in enumerate(line.values) if _known(value)]
         chart.curves.append((_path([(x, height(value)) for _, x, value in points]), style))
@@ -95,19 +96,18 @@ def _across(columns: int) -> Callable[[int], float]:
     return lambda i: LEFT + 6 + (RIGHT - LEFT - 12) * i / (columns - 1)
 
 
-def _height(low: float, high: float) -> Callable[[float], float]:
-    """Return the y coordinate as a function of the value."""
-    return lambda v: BOTTOM - (BOTTOM - TOP) * (v - low) / (high - low)
+def _height(high: float) -> Callable[[float], float]:
+    """Return the y coordinate as a function of a value from 0 to `high`."""
+    return lambda v: BOTTOM - (BOTTOM - TOP) * v / high
 
 
 def _ticks(values: Sequence[float]) -> list[float]:
-    """Choose round tick values that span all values and zero."""
-    low, high = min([*values, 0.0]), max([*values, 0.0])
-    high = high if high > low else 1.0
-    raw = (high - low) / 4
+    """Choose round tick values from zero to the largest of the shares, or beyond."""
+    high = max([*values, 0.0]) or 1.0
+    raw = high / 4
     power = 10.0 ** math.floor(math.log10(raw))
     step = next(power * factor for factor in (1, 2, 2.5, 5, 10) if power * factor >= raw * 0.999)
-    return [step * i for i in range(math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9) + 1)]
+    return [step * i for i in range(math.ceil(high / step - 1e-9) + 1)]
 
 
 def _x_ticks(labels: Sequence[str], across: Callable[[int], float]) -> list[tuple[float, str]]:

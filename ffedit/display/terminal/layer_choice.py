@@ -37,11 +37,10 @@ def reasons(found: Found, asked: str) -> list[Text]:
     return [*lines, layer_choice(found.traces, layer, "explained" if lines else asked)]
 
 
-def auto_in_words(auto: AutoLayer, layer: int | None = None) -> Text:
+def auto_in_words(auto: AutoLayer, layer: int) -> Text:
     """Say which layer `auto` takes, and why; `layer` is taken where that one is not allowed."""
-    words = "" if layer in (None, auto.layer) else f"the allowed layer nearest to {auto.layer}, "
-    heading = f"Layer {auto.layer if layer is None else layer}: "
-    return Text.assemble((heading, "bold"), f"{words}{auto.why}; `ffedit choose-layer` tries others.")
+    words = "" if layer == auto.layer else f"the allowed layer nearest to {auto.layer}, "
+    return Text.assemble((f"Layer {layer}: ", "bold"), f"{words}{auto.why}; `ffedit choose-layer` tries others.")
 
 
 def layer_choice(trace: Trace | TraceSet, chosen: int, asked: str = "trace") -> Text:
@@ -99,7 +98,7 @@ def chosen(choice: LayerChoice) -> Text:
     return Text.assemble((f"Layer {choice.layer}: ", "bold"), f"{words}. Take it with --layers {choice.layer}.")
 
 
-def _layers_table(rows: Sequence[LayerScore], choices: Mapping[str, int | None]) -> Table:
+def _layers_table(rows: Sequence[LayerScore], choices: Mapping[str, int]) -> Table:
     fields = ["layer", *RATES, "score"]
     columns = (Column(name, justify="right", no_wrap=True) for name in fields)
     table = plain_table(*columns, Column("choice of", no_wrap=True))
