@@ -49,8 +49,9 @@ def averaging_dtype(editable: Editable) -> torch.dtype:
         times = bfloat16_speed(editable.device)
         off = _differs(editable) if times >= FASTER else 0.0
         editable.averaging = torch.bfloat16 if times >= FASTER and off <= AGREES else own
-        said = "averages in %s: bfloat16 is %.2g times as fast as float32, and keys differ by %.2g"
-        logger.info(said, editable.averaging, times, off)
+        compared = f", keys differ by {off:.2g}" if times >= FASTER else ""
+        words = "averages in %s: bfloat16 is %.2g times as fast as float32%s"
+        logger.info(words, editable.averaging, times, compared)
     return editable.averaging
 
 

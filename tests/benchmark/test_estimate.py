@@ -24,7 +24,7 @@ TEXT = Corpus(path="sampled", tokens=200)
 def planned(facts: Sequence[Fact], layer: int | None = 1, steps: int = 20) -> Estimate:
     config = preset("default", "memit")
     config = replace(config, value=replace(config.value, steps=steps))
-    return estimate(zoo.shared("llama"), facts, "memit", layer, 1, config, TEXT)
+    return estimate(zoo.shared("llama"), facts, "memit", layer, 1, config, TEXT, show_trace=True)
 
 
 def tokens(plan: Estimate, name: str) -> int:

@@ -23,7 +23,9 @@ def test_a_log_says_what_was_done_and_how_it_ended(
     stages = [line for line in text.splitlines() if "ffedit.cli.stages: " in line]
     assert any(": measuring: " in line for line in stages)
     lines = [line for line in text.splitlines() if line not in stages]
-    for line, words in zip(lines, (": apply --model ", "loaded ", "with ffedit ", "edit "), strict=False):
+    for line, words in zip(
+        lines, (": apply --model ", "loaded ", "with ffedit ", "averages in ", "edit "), strict=False
+    ):
         assert words in line
     assert shell(capsys, "apply", "--model", "./nowhere", *EDIT, "--log", "log.txt").code == 1
     assert "ModelError after " in Path("log.txt").read_text().splitlines()[-1]

@@ -80,8 +80,6 @@ def test_charts_leave_gaps_out_and_begin_at_zero() -> None:
     (_, least, *_), (_, most, *_) = shares.dots
     assert (least, most) == (BOTTOM, TOP)
     assert [label for _, label in shares.y_ticks] == ["0%", "25%", "50%", "75%", "100%"]
-    changes = lines("change", [Line("a", [-1.0, 0.02])], list("01"))
-    assert changes.y_ticks[0][1] == "−100%" and changes.dots[0][1] == BOTTOM
     for nothing in ([None], [float("nan")]):
         assert lines("nothing", [Line("a", nothing)], ["0"]).dots == []
     assert lines("zero", [Line("a", [0.0, 0.0])], list("01")).dots[0][1] == BOTTOM

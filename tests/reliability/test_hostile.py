@@ -351,7 +351,7 @@ def test_an_edit_that_names_no_model_asks_for_one(tmp_path: Path, capsys: pytest
         ('{"method": "rome", "when": "after", "chunk": 0, "fact": null, "norm_ratio": 1}', "has no seconds"),
         (
             '{"method": "rome", "when": "end", "chunk": 0, "fact": 0, "says": "", "scores": {"efficacy": -1}}',
-            "no share",
+            "not a share",
         ),
     ],
 )
