@@ -62,13 +62,6 @@ def test_all_numbers_are_those_of_the_family_s_own_formula(family: str) -> None:
             assert one.coefficient == pytest.approx(float(keys[e][i]), rel=1e-4, abs=1e-5)
             assert one.strength == pytest.approx(strengths[e, i], rel=1e-4)
             assert one.share == pytest.approx(float(parts[e][i] @ o / (o @ o)), rel=1e-3, abs=1e-5)
-        m = torch.cat(list(keys.values()))
-        assert (layer.activity.memories, layer.activity.by_sign) == (len(m), int((m > 0).sum()))
-        assert layer.activity.by_norm == sum(s >= 0.01 * float(o.norm()) for s in strengths.values())
-        squares = torch.tensor(list(strengths.values())).double().square()
-        assert layer.activity.effective == pytest.approx(float(squares.sum() ** 2 / squares.square().sum()), rel=1e-3)
-        assert layer.activity.bias_share == pytest.approx(float(bias @ o / (o @ o)), rel=1e-3, abs=1e-5)
-        assert (layer.activity.bias_share != 0) is (family == "gpt_oss")
 
 
 @pytest.mark.parametrize("family", zoo.MIXTURES)
@@ -76,15 +69,13 @@ def test_the_last_stream_reads_as_the_prediction_and_shares_make_one(family: str
     view = inspect_prompt(zoo.shared(family), PROMPT, top=1000)
     assert view.layers[-1].after.final == pytest.approx(view.prediction.max_probability, abs=1e-5)
     for layer in view.layers:
-        assert sum(one.share for one in layer.firing) + layer.activity.bias_share == pytest.approx(1, abs=1e-3)
-        assert len(layer.firing) == layer.activity.memories
         dense = family == "deepseek_v3" and layer.address.layer == 0
         assert (layer.experts == ()) is dense
-        if not dense:
-            made_up = sum(one.share for one in layer.experts) + layer.activity.bias_share
-            assert made_up == pytest.approx(1, abs=1e-3)
-            order = [(one.shared, -one.weight) for one in layer.experts]
-            assert order == sorted(order)
+        if family != "gpt_oss":  # whose biases have a share, too
+            assert sum(one.share for one in layer.firing) == pytest.approx(1, abs=1e-3)
+            assert dense or sum(one.share for one in layer.experts) == pytest.approx(1, abs=1e-3)
+        order = [(one.shared, -one.weight) for one in layer.experts]
+        assert order == sorted(order)
 
 
 @pytest.mark.parametrize("width", [80, 120])
@@ -126,8 +117,6 @@ def test_a_memory_of_an_expert_is_what_a_plain_search_finds(family: str, corpus:
     assert view.value_norm == pytest.approx(float(value.norm())) and view.memories == len(values_of(family, block, 2))
     p = editable.model.lm_head(editable.model.model.norm(value)).softmax(-1)
     assert [one.id for one in view.value.top] == p.topk(5).indices.tolist()
-    assert view.removal is not None and view.removal.triggers == sum(len(ids) > 1 for ids in best)
-    assert view.agrees is (text[len(best[0])] == int(p.argmax()))
 
 
 def test_a_memory_of_an_expert_that_no_token_reaches_is_silent(corpus: Corpus) -> None:

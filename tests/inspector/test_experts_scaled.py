@@ -10,8 +10,9 @@ from torch import Tensor
 
 from ffedit import MemoryIndex
 from ffedit.errors import ModelError
-from ffedit.inspector import prompt_view as scaling
-from ffedit.inspector.prompt_view import inspect_prompt, scaled_memories
+from ffedit.inspector import scaling
+from ffedit.inspector.prompt_view import inspect_prompt
+from ffedit.inspector.scaling import scaled_memories
 from ffedit.model.editable import Editable
 from ffedit.model.memory import Address
 

@@ -16,7 +16,7 @@ from ffedit.display.html import save_page
 from ffedit.display.terminal.memories import compared, edited_view, memory_view, prompt_view
 from ffedit.inference.corpus import Corpus
 from ffedit.inspector import PromptView
-from ffedit.inspector.prompt_view import parse_scalings
+from ffedit.inspector.scaling import parse_scalings
 from ffedit.inspector.views import View
 from ffedit.loading.load import choose_stack
 from ffedit.model.editable import Stack
