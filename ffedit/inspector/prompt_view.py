@@ -179,7 +179,7 @@ def _layers(stack: Stack, ids: Tensor, final: int, top: int) -> tuple[LayerView,
 
     views = []
     for layer, weights, m, strengths, shares, strongest in of_layers:
-        before, output, after = readout(), readout(), readout()
+        before, added, after = readout(), readout(), readout()
         firing = tuple(
             ActiveMemory(
                 slot=MemoryIndex(*layer.at(i)),
@@ -191,7 +191,7 @@ def _layers(stack: Stack, ids: Tensor, final: int, top: int) -> tuple[LayerView,
             for i in strongest
         )
         experts = _experts(layer, weights, shares)
-        views.append(LayerView(Address(layer.layer), before, output, after, firing, experts))
+        views.append(LayerView(Address(layer.layer), before, added, after, firing, experts))
     return tuple(views)
 
 

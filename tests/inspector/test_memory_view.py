@@ -14,7 +14,6 @@ from torch import Tensor
 from ffedit import Corpus, EditError, MemoryIndex
 from ffedit.display.terminal.memories import memory_view
 from ffedit.inspector.memory_view import MemoryView, inspect_memory
-from ffedit.inspector.scaling import parse_scalings
 from ffedit.model.editable import Editable
 from ffedit.model.hooks import capture
 from ffedit.model.memory import Address
@@ -122,19 +121,6 @@ def test_the_last_token_of_a_trigger_is_marked(width: int, corpus: Corpus) -> No
 def test_names_that_are_none_are_refused(name: str, says: str) -> None:
     with pytest.raises(EditError, match=says):
         inspect_memory(zoo.shared("gpt2"), name, corpus=Corpus(tokens=64))
-
-
-@pytest.mark.parametrize("words", ["1.2", "1.2=", "1.2=x", "1.2=nan", "1.2=inf", "=3", "1=3", "1.2=3=4"])
-def test_turns_that_are_none_are_refused(words: str) -> None:
-    with pytest.raises(EditError, match=r"L\.I"):
-        parse_scalings([words])
-
-
-def test_turns_are_read_and_may_not_repeat() -> None:
-    assert parse_scalings(["1.2=0", "0.3=-1.5"]) == {MemoryIndex(Address(1), 2): 0.0, MemoryIndex(Address(0), 3): -1.5}
-    assert parse_scalings(["1.0.2=3"]) == {MemoryIndex(Address(1, 0), 2): 3.0}
-    with pytest.raises(EditError, match="twice"):
-        parse_scalings(["1.2=0", "1.2=3"])
 
 
 @pytest.mark.parametrize(

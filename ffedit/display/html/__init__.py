@@ -14,7 +14,8 @@ import jinja2
 from markupsafe import Markup, escape
 
 from ffedit.display.picture import NEGATIVE, RAMP, shade
-from ffedit.display.terminal.memories import placed, share, tenths
+from ffedit.display.terminal.memories import placed, tenths
+from ffedit.display.terminal.tables import share
 from ffedit.facts.text import change, counted, number, visible
 from ffedit.files.atomic import write_text
 from ffedit.inspector.edit_view import EditView

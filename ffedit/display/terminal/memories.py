@@ -5,15 +5,14 @@ Bars stand beside the shares; they read the same without colour and through a pi
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
-from rich.bar import Bar
 from rich.cells import cell_len
 from rich.console import Group, RenderableType
 from rich.table import Column, Table
 from rich.text import Text
 
-from ffedit.display.terminal.tables import named_values, plain_table
+from ffedit.display.terminal.tables import named_values, notes, plain_table, share
 from ffedit.facts.text import counted, number, quoted, token
 from ffedit.inspector.edit_view import AddedMemory, EditView, LayerChange, Passage
 from ffedit.inspector.memory_view import MemoryView
@@ -27,9 +26,10 @@ MOST_CELLS, BAR_CELLS = 14, 10
 ROUTED = "m has the router's weight inside"
 
 
-def bar(part: float) -> Bar:
-    """Render a share of 0 to 1 as a bar; a negative one is empty."""
-    return Bar(1, 0, part, width=BAR_CELLS, color="cyan")
+def bar(part: float) -> Text:
+    """Render a share of 0 to 1 as a bar, of at least one cell where the share rounds to 1% or more."""
+    filled = min(BAR_CELLS, max(round(part * BAR_CELLS), int(part >= 0.005)))
+    return Text(("█" * filled).ljust(BAR_CELLS), style="cyan")
 
 
 def left(*headings: str) -> list[Column]:
@@ -89,15 +89,6 @@ def said(entry: TokenProbability, bold: bool = False) -> Text:
     return Text(named(entry), style="bold" if bold else "").append(f" {share(entry.probability)}", style="dim not bold")
 
 
-def share(value: float) -> str:
-    """Format a probability in percent; "0%" and "100%" are shown only for exactly 0 and 1."""
-    if value == 0 or value == 1 or 0.0995 <= value < 0.995:
-        return f"{value:.0%}"
-    if value >= 0.0005:
-        return f"{value:.1%}" if value < 0.9995 else "> 99.9%"
-    return f"{100 * value:.1g}%" if value >= 1e-6 else f"{value:.0e}"
-
-
 def prefixed(prefix: Prefix, most: int) -> Text:
     """Render a text on one line, the position read marked «so»; a long text is cut at its beginning and its end."""
     last = f"«{token(prefix.last)}»"
@@ -123,11 +114,6 @@ def placed(at: Address) -> str:
 def title(text: str) -> Text:
     """Render the heading of a section."""
     return Text(text, style="bold")
-
-
-def notes(lines: Iterable[str]) -> Text:
-    """Render the explanations of a table's columns."""
-    return Text("\n".join(lines), style="dim")
 
 
 # A prompt ------------------------------------------------------------------------------------------
