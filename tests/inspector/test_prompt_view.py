@@ -99,18 +99,24 @@ def test_all_numbers_are_those_of_a_plain_pass(family: str) -> None:
             assert one.promotes.probability == pytest.approx(float(said.max()), abs=1e-5)
 
 
-@pytest.mark.parametrize("family", zoo.FAMILIES)
+@pytest.mark.parametrize("family", [*zoo.FAMILIES, *zoo.MIXTURES])
 def test_the_last_stream_reads_as_the_prediction_and_shares_make_one(family: str) -> None:
     editable = zoo.shared(family)
-    view = inspect_prompt(editable, PROMPT, top=editable.memories[0].d_ff)
+    view = inspect_prompt(editable, PROMPT, top=1000)
     assert view.layers[-1].after.final == pytest.approx(view.prediction.max_probability, abs=1e-5)
     assert view.layers[-1].after.rank == 1
     says = [layer.after.says.id == view.prediction.top[0].id for layer in view.layers]
     assert view.appears == says.index(True) <= view.settles and all(says[view.settles :])
     assert view.settles == 0 or not says[view.settles - 1]
     for layer in view.layers:
-        if editable.memories[layer.address].bias is None:
+        memories = [memory for memory in editable.memories.values() if memory.address.layer == layer.address.layer]
+        dense = memories[0].address.expert is None
+        assert (layer.experts == ()) is dense
+        if all(memory.bias is None for memory in memories):  # a bias has a share, too
             assert sum(one.share for one in layer.firing) == pytest.approx(1, abs=1e-3)
+            assert dense or sum(one.share for one in layer.experts) == pytest.approx(1, abs=1e-3)
+        order = [(one.shared, -one.weight) for one in layer.experts]
+        assert order == sorted(order)
 
 
 MISTAKES: list[tuple[dict[str, object], type[FFEditError], str]] = [
