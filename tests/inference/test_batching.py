@@ -153,8 +153,7 @@ ASKED = [
 
 
 @pytest.mark.parametrize("width", [1, 12], ids=["whole texts", "trees"])
-@pytest.mark.parametrize("error", ERRORS)
-def test_scores_are_the_same_in_smaller_batches(width: int, error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scores_are_the_same_in_smaller_batches(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     editable, model = zoo.trained("gpt2", True, torch.float64), type(zoo.shared("gpt2").model)
     monkeypatch.setattr(contexts, "WIDTH", width)
     monkeypatch.setattr(contexts, "TIMES", 1)
@@ -164,7 +163,7 @@ def test_scores_are_the_same_in_smaller_batches(width: int, error: Exception, mo
         done = plainly(self, *given, **named)
         rows.append(len(named["input_ids"]))
         if rows[-1] > 1:
-            raise error
+            raise torch.OutOfMemoryError("CUDA out of memory")
         return done
 
     monkeypatch.setattr(model, "forward", forward)
