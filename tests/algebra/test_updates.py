@@ -115,7 +115,7 @@ def test_a_corrected_factor_is_the_matrix_that_it_stands_for() -> None:
     torch.testing.assert_close(whiten(columns, without), whiten(columns, base), rtol=1e-9, atol=1e-9)
 
 
-def test_the_statistics_do_matter() -> None:
+def test_statistics_unlike_the_identity_change_the_update() -> None:
     W, k, v, C = problem()
     plain = rank_one(W, k, v, torch.eye(D_IN))
     assert c_norm(plain.dense, C) > 1.5 * c_norm(rank_one(W, k, v, C).dense, C)

@@ -126,7 +126,7 @@ def test_in_single_precision_the_loss_runs_along_the_same_curve(family: str, way
     ],
     ids=lambda changed: next(iter(changed)),
 )
-def test_every_setting_means_what_it_means_there(changed: dict[str, Any], way: str) -> None:
+def test_every_setting_means_what_it_means_in_the_plain_procedure(changed: dict[str, Any], way: str) -> None:
     usual, config = WAYS[way], with_numbers(WAYS[way], **changed)
     editable = zoo.trained("gpt2", True, torch.float64)
     (value,), expected = choose(editable, [FACT], config), plain(editable, FACT, config)

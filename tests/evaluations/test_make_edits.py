@@ -53,7 +53,9 @@ def calibration() -> list[dict[str, Any]]:
         (" New", "New York", False),
     ],
 )
-def test_the_whole_object_and_no_further_letter(said: str, object: str, known: bool) -> None:
+def test_an_object_is_known_where_it_is_said_whole_and_without_a_further_letter(
+    said: str, object: str, known: bool
+) -> None:
     assert holds(said, object) is known
 
 
@@ -182,7 +184,7 @@ def test_the_split_is_by_subject_alike_everywhere_and_some_are_set_apart(tmp_pat
     assert set_apart([own, halves, names]) == {"Ann", "Bo", "development"}
 
 
-def test_edits_for_a_model(atlas: ffedit.Editable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_edits_are_made_of_known_facts(atlas: ffedit.Editable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     few = [r for r in relations() if r.name in ("country_continent", "country_language", "person_sport")]
     monkeypatch.setattr(make_edits, "relations", lambda *_: few)
     out = tmp_path / "edits.json"
@@ -207,7 +209,7 @@ def made(name: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("name", MADE)
-def test_the_edits_of_a_real_model(name: str) -> None:
+def test_the_data_of_a_real_model_are_split_spread_and_complete(name: str) -> None:
     records, (most, developing) = made(name), MADE[name]
     parts: dict[str, set[str]] = {"development": set(), "reporting": set()}
     relations_of = Counter(record["requested_rewrite"]["relation_id"] for record in records)
@@ -235,7 +237,7 @@ def test_what_is_for_development_in_one_set_is_reported_in_none() -> None:
     assert not set(json.loads(DEVELOPMENT.read_text(encoding="utf-8"))) & subjects["reporting"]
 
 
-def test_the_facts_to_calibrate_on() -> None:
+def test_the_facts_of_calibration_are_complete_and_each_once() -> None:
     facts = [Fact.from_dict(record) for record in calibration()]
     assert len(facts) >= 60 and len({fact.subject for fact in facts}) == len(facts)
     assert len({fact.relation for fact in facts}) >= 10

@@ -312,7 +312,7 @@ def test_no_memory_for_a_single_row_of_statistics_is_said(tmp_path: Path, monkey
 # Fine-tuning, and what cannot be halved -----------------------------------------------------------
 
 
-def test_fine_tuning_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fine_tuning_is_the_same_in_smaller_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     editable, config = zoo.trained("gpt2", True, torch.float64), quick(ft_steps=3)
 
     def tuned() -> Tensor:

@@ -78,7 +78,7 @@ def test_originals_are_kept_once_and_let_go() -> None:
     assert not editable.history.originals and not editable.history.edits
 
 
-def test_undone_twice_or_never_applied() -> None:
+def test_undoing_an_edit_twice_or_before_it_is_applied_is_refused() -> None:
     editable, (first, second, _) = apart("llama", torch.float32)
     before = zoo.snapshot(editable)
     with pytest.raises(EditError, match="is not applied"):

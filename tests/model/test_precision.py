@@ -92,7 +92,7 @@ def test_the_adapter_keeps_what_rounding_loses(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("verified_here")
 @dtypes
 @pytest.mark.parametrize("family", ["gpt2", "gemma"])
-def test_shards_with_tied_embeddings_stay_so(tmp_path: Path, family: str, dtype: torch.dtype) -> None:
+def test_tied_embeddings_in_shards_stay_tied(tmp_path: Path, family: str, dtype: torch.dtype) -> None:
     folder = on_disk(family, tmp_path / "base", dtype)
     editable = ffedit.load(folder)
     assert editable.unembedding.weight is editable.embedding.weight

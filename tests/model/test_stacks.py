@@ -291,7 +291,7 @@ def test_offloaded_weights_give_the_same(family: str) -> None:
         assert torch.equal(*attended)
 
 
-def test_seen_before_keeps_the_precision_of_the_stream() -> None:
+def test_the_stream_before_a_layer_keeps_its_precision() -> None:
     total = torch.tensor([[[1.0, 2.0]]], dtype=torch.bfloat16)
     one = Seen(0, total, total, total / 2, total, total)
     assert one.before.dtype == torch.bfloat16 and torch.equal(one.before, total / 2)
