@@ -19,12 +19,7 @@ from ffedit.facts.fact import by_subject
 @options.output_options
 @fact_options
 @options.asking_options
-@click.option(
-    "--layers",
-    "--layer",
-    default="auto",
-    help="auto (published or default), trace (where the facts are recalled), N, or A-B.",
-)
+@options.layers_option("auto (published or default), trace (where the facts are recalled), N, or A-B.")
 @click.option(
     "--fact-token",
     default="subject_last",

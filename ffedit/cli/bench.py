@@ -26,7 +26,7 @@ from ffedit.editor.names import check_method_name, method_names
 )
 @click.option("--limit", type=options.COUNT, help="Number of facts to use, from the first on.")
 @click.option("--where", metavar="NAME=VALUE", help="Use only records in which this field has this value.")
-@click.option("--layers", "--layer", default="auto", help="auto, or one layer (4).")
+@options.layers_option("auto, or one layer (4).")
 @options.solving_options
 @click.option("--text", type=options.FILE, help="Text for drift and perplexity.  [default: sampled text]")
 @click.option("--full/--no-full", default=True, help="Also measure sampled text, which takes longest.")

@@ -7,19 +7,13 @@ from typing import Any
 import rich_click as click
 
 from ffedit.cli import work
-from ffedit.cli.options import COUNT, asking_options, edit_folder, output_options
+from ffedit.cli.options import COUNT, asking_options, edit_option, output_options
 
 
 @click.command()
 @output_options
 @asking_options
-@click.option(
-    "--edit",
-    "edit_from",
-    type=edit_folder,
-    metavar="PATH",
-    help="Edit to compare.  [default: those in the checkpoint]",
-)
+@edit_option("Edit to compare.  [default: those in the checkpoint]")
 @click.option("--tokens", default=24, type=COUNT, help="Number of tokens of an answer.")
 def chat(**given: Any) -> None:
     """Type prompts and read the answers before and after an edit, side by side.

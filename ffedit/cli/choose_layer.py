@@ -15,12 +15,7 @@ from ffedit.editor.names import method_names
 @options.output_options
 @click.argument("sources", nargs=-1, metavar="[FACTS]...")
 @reading_options
-@click.option(
-    "--layers",
-    "--layer",
-    default="auto",
-    help="Layers to try: N, A-B, or auto: some at fixed shares of the depth.",
-)
+@options.layers_option("Layers to try: N, A-B, or auto: some at fixed shares of the depth.")
 @click.option("--method", default="memit", type=click.Choice(method_names()), help="Method of the edits.")
 @options.asking_options
 def choose_layer(**given: Any) -> None:

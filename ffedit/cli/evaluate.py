@@ -15,9 +15,7 @@ from ffedit.cli.fact_options import fact_options
 @options.output_options
 @fact_options
 @options.asking_options
-@click.option(
-    "--edit", "edit_from", type=options.edit_folder, metavar="PATH", help="Measure before and after this edit."
-)
+@options.edit_option("Measure before and after this edit.")
 @click.option("--edited", help="Compare with this checkpoint, edited by any tool: hub id or folder.")
 @click.option("--text", type=options.FILE, help="Text file for drift and perplexity.  [default: sampled text]")
 @click.option("--explain", is_flag=True, help="Explain each wrong answer of --edit: did its key or its value fail?")

@@ -51,7 +51,7 @@ def memory(**given: Any) -> None:
 @inspect.command(short_help="The memories that a prompt fires, and where its answer is made; turn some of them.")
 @options.output_options
 @click.argument("text", metavar="PROMPT")
-@click.option("--edit", "edit_from", type=options.edit_folder, help="Show the prompt before and after this edit.")
+@options.edit_option("Show the prompt before and after this edit.")
 @click.option(
     "--set",
     "turns",

@@ -128,6 +128,16 @@ def edit_folder(text: str) -> Path:
     return Path(text)
 
 
+def edit_option(help: str) -> Callable[[Command], Command]:
+    """Return the option `--edit` of a command that loads an edit; the command receives its folder as `edit_from`."""
+    return click.option("--edit", "edit_from", type=edit_folder, metavar="PATH", help=help)
+
+
+def layers_option(help: str) -> Callable[[Command], Command]:
+    """Return the option `--layers`, also `--layer`, of a command that edits."""
+    return click.option("--layers", "--layer", default="auto", help=help)
+
+
 @dataclass(frozen=True)
 class Solving:
     """Numbers of an edit, what it must not touch, and the text or folder that its key statistics come from."""

@@ -274,7 +274,7 @@ def _key(view: MemoryView) -> Iterator[RenderableType]:
         cells: tuple[Text, ...] = ()
         if trigger.next is not None:
             cells = Text(named(trigger.next), style="bold" if trigger.rank == 1 else ""), Text(f"{trigger.rank:,}")
-        table.add_row(Text(number(trigger.coefficient)), length, prefixed(trigger.prefix, 40), *cells)
+        table.add_row(Text(number(trigger.coefficient)), length, prefixed(trigger.prefix, 36), *cells)
     yield table
     if follows:
         place = "place: where the value's distribution has it, 1 the first"
