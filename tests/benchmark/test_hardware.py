@@ -15,7 +15,6 @@ from benching import facts, run, timeless
 from shell import disk
 
 from ffedit import EditError, __version__
-from ffedit.benchmark import hardware as told
 from ffedit.benchmark.hardware import hardware, machines_list
 from ffedit.editor import provenance
 from ffedit.evaluator import drift, generations, intervals
@@ -53,17 +52,6 @@ def test_this_machine_is_named() -> None:
     if names.exists() and "model name" in (text := names.read_text()):
         assert f": {found['processor']}\n" in text
     assert json.loads(json.dumps(found)) == found
-
-
-def test_a_processor_without_a_name_goes_by_what_the_platform_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(told, "Path", lambda path: SimpleNamespace(read_text=lambda **how: "processor : 0\n"))
-    monkeypatch.setattr("platform.processor", lambda: "arm")
-    assert hardware(CPU, 1)["processor"] == "arm"
-    monkeypatch.setattr("platform.processor", lambda: "")
-    monkeypatch.setattr("platform.machine", lambda: "aarch64")
-    assert hardware(CPU, 1)["processor"] == "aarch64"
-    monkeypatch.setattr(told, "Path", lambda path: Path("/nowhere"))
-    assert hardware(CPU, 1)["processor"] == "aarch64"
 
 
 def test_every_accelerator_is_named_with_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
