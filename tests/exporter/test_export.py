@@ -222,18 +222,6 @@ def test_a_target_that_holds_something_is_refused_without_force(cases: dict[str,
     assert [path.name for path in tmp_path.glob("[!f]*")] == ["out"] and list(tmp_path.glob(".*")) == []
 
 
-def test_ctrl_c_leaves_nothing_behind(cases: dict[str, Case], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupt(*args: Any, **options: Any) -> None:
-        raise KeyboardInterrupt
-
-    (folder := tmp_path / "here").mkdir()
-    case = ready(cases["gpt2"])
-    monkeypatch.setattr(case.editable.tokenizer, "save_pretrained", interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        ffedit.export(case.editable, case.edit, folder / "out")
-    assert nothing_left(case, folder)
-
-
 @here
 def test_an_export_that_reads_back_differently_is_not_left_there(
     cases: dict[str, Case], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
