@@ -18,8 +18,8 @@ from make_stories_edits import DATA, stability
 
 import ffedit
 from ffedit.editor.provenance import versions
+from ffedit.editor.statistics import text_for
 from ffedit.evaluator import Scores, mean_scores
-from ffedit.inference.corpus import tokens_for
 from ffedit.safety.guardrails import breaches
 
 
@@ -35,7 +35,7 @@ from ffedit.safety.guardrails import breaches
 def main(model: str, data: Path, layer: str, method: str, settings: tuple[str, ...], out: Path) -> None:
     """Edit, measure, undo, for each fact."""
     editable, config, facts = ffedit.load(model), configured(settings), ffedit.read_facts(data)
-    stats, cases = ffedit.Corpus(tokens=tokens_for(1), seed=config.seed), []
+    stats, cases = text_for(editable, 1, config.seed), []
     for fact in facts:
         known = stability(editable, [fact.text, *fact.paraphrase_texts])
         started = time.perf_counter()

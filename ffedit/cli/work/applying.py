@@ -35,7 +35,7 @@ from ffedit.evaluator import METRICS, Report, questions
 from ffedit.exporter import packed_edit
 from ffedit.exporter.exporting import export_with
 from ffedit.exporter.gguf import source_file
-from ffedit.facts.fact import Fact
+from ffedit.facts.fact import Fact, by_subject
 from ffedit.facts.fact_token import FactToken, check_word
 from ffedit.facts.reading import LeftOutRecords
 from ffedit.facts.text import counted, quoted
@@ -57,13 +57,12 @@ def apply(
     surface: options.Surface,
     destinations: Destinations,
     solving: options.Solving,
-    text: Corpus,
     method: str,
     dry_run: bool,
     **given: Any,
 ) -> None:
     """Write facts into a model, or with `dry_run` show the steps and how long they take."""
-    application = Application.load(surface, destinations, solving, text, method, **given)
+    application = Application.load(surface, destinations, solving, method, **given)
     application.plan() if dry_run else application.run()
 
 
@@ -74,7 +73,6 @@ class Application:
     surface: options.Surface
     destinations: Destinations
     solving: options.Solving
-    text: Corpus
     method: str
     facts: list[Fact]
     layers: str
@@ -95,7 +93,6 @@ class Application:
         surface: options.Surface,
         destinations: Destinations,
         solving: options.Solving,
-        text: Corpus,
         method: str,
         *,
         facts: list[Fact],
@@ -121,13 +118,12 @@ class Application:
         protected = protected_texts(editable, facts, config.key)
         for name in () if protected is None else protected.left_out:
             surface.note(f"{name!r} is not protected, because a fact is about it")
-        stats = stats_of(solving, text, editable)
+        stats = stats_of(solving, len(by_subject(facts)), editable)
         ends["load"] = perf_counter()
         return cls(
             surface,
             destinations,
             solving,
-            text,
             method,
             facts=facts,
             layers=layers,
@@ -147,7 +143,7 @@ class Application:
         """Show what would be done, and how long it takes."""
         self.group.disband()
         layer = known_layer(self.editable, self.facts, self.layers, self.allowed, self.method, self.config)
-        to_read = self.text if self.stats is self.text else None
+        to_read = self.stats if isinstance(self.stats, Corpus) else None
         planned = estimate(
             self.editable,
             self.facts,
