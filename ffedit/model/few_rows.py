@@ -44,7 +44,7 @@ def _forward(layer: nn.Linear, states: Tensor) -> Tensor:
     count = states.numel() // weight.shape[1]
     if learned or not plain or not 0 < count <= FEW or torch.is_autocast_enabled("cpu"):
         return linear(states, weight, bias)
-    result: Tensor = _Product.apply(states, weight, bias)
+    result: Tensor = _Product.apply(states, weight, bias)  # type: ignore[no-untyped-call]
     return result
 
 
