@@ -1,4 +1,4 @@
-"""What the drivers `kill.py` and `together.py` share: commands on tiny models in a folder, each in a forked process.
+"""What `kill.py`, `together.py` and `faults.py` share: commands on tiny models in a folder, each in a forked process.
 
 All modules are imported once, and every run is forked from there. In all runs the clock stands still, so that files
 with times in them are equal to the bit, and what verifies an export is forked too instead of started anew. Unfinished
@@ -11,6 +11,7 @@ import hashlib
 import io
 import json
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -101,7 +102,9 @@ def imported() -> None:
 def stop_clock() -> None:
     """Let every clock of this process stand still, and save unfinished work as often as can be."""
     from ffedit.editor import statistics, value
+    from ffedit.inference import precision
 
+    precision.least_seconds = lambda _: 1.0
     statistics.ROWS_PER_BATCH, statistics.SAVED_EVERY, value.SAVED_EVERY = 1, 1, -1.0
     for name in ("time", "perf_counter", "monotonic"):
         setattr(time, name, lambda: 1e9)
@@ -290,6 +293,8 @@ def verify_forked(command: Sequence[str], input: str, cwd: str, **_: Any) -> sub
         if pid == 0:
             code = 70
             try:
+                for limit in (resource.RLIMIT_NOFILE, resource.RLIMIT_FSIZE, resource.RLIMIT_AS):  # it is another one's
+                    resource.setrlimit(limit, (resource.getrlimit(limit)[1],) * 2)
                 sys.stdin, sys.stdout = io.StringIO(input), answer  # type: ignore[assignment]
                 os.chdir(cwd)
                 code = verification.main()

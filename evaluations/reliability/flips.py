@@ -30,10 +30,10 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-import children
 import click
 import pandas
 import torch
+from courses import APPLY, COURSES, begin, imported, must, prepare
 from tally import REPORTS, Tally
 
 import ffedit
@@ -153,7 +153,7 @@ def benchmark(folder: Path) -> Any:
 
 def kinds(inputs: Path, work: Path) -> Iterator[Kind]:
     """Make one file of each kind, in a folder of its own."""
-    base, checkpoint = inputs / "base", inputs / "edited"
+    base, checkpoint = inputs / "model", inputs / "exported"
     for name, path in (("facts.json", inputs / "facts.json"), ("facts.jsonl", None), ("facts.parquet", None)):
         (work / "facts").mkdir(exist_ok=True)
         records = json.loads((inputs / "facts.json").read_text())
@@ -164,12 +164,14 @@ def kinds(inputs: Path, work: Path) -> Iterator[Kind]:
         else:
             pandas.DataFrame(records).to_parquet(work / "facts" / name)
         yield Kind(f"facts: {name}", work / "facts", name, lambda folder, name=name: read_facts(folder / name), True)
+    must(inputs, [*APPLY, "--out=again", "--save-recipe=recipe.yaml"])
     yield Kind("recipe", inputs, "recipe.yaml", lambda folder: read_recipe(folder / "recipe.yaml")[0], True)
     yield Kind("edit: manifest", inputs / "edit", "manifest.json", edit_in)
     yield Kind("edit: tensors", inputs / "edit", "edit.safetensors", edit_in)
-    statistics = next((inputs / "statistics").iterdir())
+    must(begin(inputs, work / "stats", COURSES["stats"]), COURSES["stats"].words)
+    (statistics, *_) = sorted((work / "stats" / "result").iterdir())
     yield Kind(
-        "statistics", inputs / "statistics", statistics.name, lambda folder: KeyMoments.load(folder / statistics.name)
+        "statistics", statistics.parent, statistics.name, lambda folder: KeyMoments.load(folder / statistics.name)
     )
     for part in ("originals.safetensors", "000/manifest.json", "000/edit.safetensors"):
         yield Kind(f"undo: {part}", checkpoint, f"ffedit_edits/{part}", undoing)
@@ -194,10 +196,8 @@ def undoing(folder: Path) -> Any:
 
 
 def _bench_kinds(inputs: Path, work: Path) -> Iterator[Kind]:
-    out, model = work / "bench", ["-m", str(inputs / "base"), "--layers", "1", "--corpus", str(inputs / "corpus.txt")]
-    words = ["bench", str(inputs / "facts.json"), *model, *children.SHORT, "--no-full", "--mode", "single", "-q"]
-    ran = children.run([*words, "--methods", "memit,rome", "--out", str(out)], work)
-    assert ran.code == 0, ran
+    must(begin(inputs, work / "bench", COURSES["bench"]), COURSES["bench"].words)
+    out = work / "bench" / "result"
     run = json.loads((out / "manifest.json").read_text())["run"]
     (work / "results").mkdir()
     shutil.copy(out / "results.jsonl", work / "results")
@@ -205,19 +205,13 @@ def _bench_kinds(inputs: Path, work: Path) -> Iterator[Kind]:
     yield Kind("benchmark: results.jsonl", work / "results", "results.jsonl", benchmark)
     (work / "manifest").mkdir()
     shutil.copy(out / "manifest.json", work / "manifest")
-    # A run with fewer methods takes those that were there, with their numbers, from the manifest.
-    less = {**run, "config": {"rome": run["config"]["rome"]}}
-
-    def read(folder: Path) -> Any:
-        return results.earlier(folder, less, False)[0]
-
-    yield Kind("benchmark: manifest", work / "manifest", "manifest.json", read)
+    yield Kind("benchmark: manifest", work / "manifest", "manifest.json", lambda at: results.earlier(at, run, False)[0])
 
 
 def _cache_kinds(inputs: Path, work: Path) -> Iterator[Kind]:
     cache = work / "cache"
     os.environ["FFEDIT_CACHE"] = str(cache)
-    editable = ffedit.load(inputs / "base")
+    editable = ffedit.load(inputs / "model")
     fact, corpus = json.loads((inputs / "fact.json").read_text()), ffedit.Corpus(str(inputs / "corpus.txt"))
     ffedit.collect_stats(editable, [1], corpus=corpus)
     own_text(editable, 2, 8, 0)
@@ -310,11 +304,10 @@ def main(cases: int, cuts: int, seed: int, names: str | None, out: Path | None) 
     """Damage files and read them, and count what is noticed."""
     tally, ends = Tally(PROMISE), dict[str, Counter[str]]()
     with tempfile.TemporaryDirectory() as folder:
-        children.prepare()
-        children.make(Path(folder) / "inputs")
-        work = Path(folder) / "work"
+        imported()
+        inputs, work = prepare(Path(folder)), Path(folder) / "work"
         work.mkdir()
-        for kind in kinds(Path(folder) / "inputs", work):
+        for kind in kinds(inputs, work):
             if names is not None and kind.name not in names.split(","):
                 continue
             ends[kind.name] = run(kind, tally, cases, cuts, seed)

@@ -87,19 +87,22 @@ class Trial:
         return self._judge(ran(self.folder, self.course.words, tearing(call)))
 
     def _judge(self, killed: Ran) -> str | None:
-        """Look at what a killed run left, run the command again, and return the first fault."""
+        """Return the first fault of how a killed run ended, and of what came after it."""
         # A forked process that verifies the export counts its calls, too; if it dies, the export says so and ends.
         verifier = killed.code == 4 and VERIFIER in killed.said
         if not verifier and killed.code not in (0, 130, -signal.SIGKILL, -signal.SIGTERM, -signal.SIGXFSZ):
             return f"ended with {killed.code}: {killed.said[-400:]}"
-        left = files(self.folder)
-        if fault := self._fault_of_left(left):
-            return f"after the kill: {fault}"
+        return self.fault_of_next_run()
+
+    def fault_of_next_run(self) -> str | None:
+        """Look at what a disturbed run left, run the command again, and return the first fault."""
+        if fault := self._fault_of_left(files(self.folder)):
+            return f"after the first run: {fault}"
         again = ran(self.folder, self.course.words)
         if again.code == 1 and "exists already" in again.said:
             there = files(self.folder)
             # Of two results, the one that is moved first may be there alone.
-            if not all(self._part(there, name) in ({}, self._part(self.after, name)) for name in self.course.outputs):
+            if not all(self.part(there, name) in ({}, self.part(self.after, name)) for name in self.course.outputs):
                 return f"refused, though what is there is not complete: {again.said[-300:]}"
             if hidden := [name for name in there if UNFINISHED in name and not name.startswith(("cache", "tmp"))]:
                 return f"the refusing run left {hidden}"
@@ -114,7 +117,7 @@ class Trial:
         return None
 
     def _fault_of_left(self, left: dict[str, str]) -> str | None:
-        """Return what is wrong with what a killed run left, if anything."""
+        """Return what is wrong with what a disturbed run left, if anything."""
         own = ("cache", "tmp", "result", "new")
         for name, content in self.before.items():
             if name.split("/")[0] not in own and left.get(name) != content:
@@ -123,14 +126,15 @@ class Trial:
             if name not in self.before and name.split("/")[0].split(".")[0] not in own and UNFINISHED not in name:
                 return f"{name} was not there before"
         for name in self.course.outputs:
-            there = self._part(left, name)
-            if there and there not in (self._part(self.before, name), self._part(self.after, name)):
+            there = self.part(left, name)
+            if there and there not in (self.part(self.before, name), self.part(self.after, name)):
                 return f"{name} is half: {sorted(there)}"
-            if not there and self._part(self.before, name) and not any(UNFINISHED in path for path in left):
+            if not there and self.part(self.before, name) and not any(UNFINISHED in path for path in left):
                 return f"{name} is gone"
         return None
 
-    def _part(self, tree: dict[str, str], name: str) -> dict[str, str]:
+    def part(self, tree: dict[str, str], name: str) -> dict[str, str]:
+        """Return what belongs to one output."""
         return {path: content for path, content in tree.items() if path == name or path.startswith(f"{name}/")}
 
     def _differing(self, tree: dict[str, str]) -> list[str]:

@@ -28,6 +28,7 @@ sys.path.append(str(Path(__file__).parents[2] / "tests" / "helpers"))
 
 import zoo
 from making import check_here
+from shell import save_model
 from storing import BARE
 from writing import CORPUS, quick
 
@@ -56,7 +57,7 @@ def main(cases: int, seed: int, out: Path | None) -> None:
     held: dict[str, list[tuple[int, float]]] = {name: [] for name in MOST}
     with tempfile.TemporaryDirectory(prefix="ffedit-long-") as place:
         os.environ["FFEDIT_CACHE"] = str(Path(place) / "cache")
-        models = [opened(family, Path(place)) for family in FAMILIES]
+        models = [ffedit.load(save_model(zoo.trained(family, True), Path(place) / family)) for family in FAMILIES]
         stats = [ffedit.collect_stats(editable, [LAYER], corpus=CORPUS) for editable in models]
         before = [zoo.snapshot(editable) for editable in models]
         started = time.perf_counter()
@@ -80,14 +81,6 @@ def main(cases: int, seed: int, out: Path | None) -> None:
         fault = f"{slope:.4g} more with each edit, at most {MOST[name]:g} expected" if slope > MOST[name] else None
         tally.count(f"{name} do not grow", [cases, seed], fault)
     tally.finish(out, seed=seed, held=slopes, most_by_edit=MOST)
-
-
-def opened(family: str, place: Path) -> Editable:
-    """A tiny trained model, loaded from a folder as a user's is."""
-    editable = zoo.trained(family, True)
-    editable.model.save_pretrained(place / family)
-    editable.tokenizer.save_pretrained(place / family)
-    return ffedit.load(place / family)
 
 
 def one_edit(editable: Editable, stats: object, number: int, place: Path, exports: bool) -> None:

@@ -1,21 +1,18 @@
-"""What the report scripts share: the facts of a split, settings from the command line, tables."""
+"""What the report scripts share: the facts of a split, what they have in common, and reports written in one step."""
 
 import json
 import os
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import ffedit
-from ffedit.editor.methods import set_numbers
-from ffedit.evaluator import Scores
 from ffedit.facts.formats import parse_record
 
 HERE = Path(__file__).parents[1]
-DATA_FOLDER, REPORTS = HERE / "data", HERE / "reports"
+DATA_FOLDER = HERE / "data"
 DATA = DATA_FOLDER / "atlas-counterfact.json"
-SHOWN = ("efficacy", "paraphrase", "specificity", "same_subject", "score", "generation", "drift")
 
 
 def facts_of(split: str, limit: int | None = None, data: Path = DATA) -> list[ffedit.Fact]:
@@ -33,24 +30,6 @@ def sharing(facts: Sequence[ffedit.Fact]) -> str:
         f"{max(relations.values(), default=0)} in one; "
         f"{sum(n for n in objects.values() if n > 1)} share their relation and old object with another"
     )
-
-
-def configured(settings: Iterable[str]) -> ffedit.EditConfig:
-    """Return the default configuration with other numbers, each as NAME=VALUE."""
-    return set_numbers(ffedit.EditConfig(), settings)
-
-
-def number(value: float | None) -> str:
-    """A score to three places, or a dash."""
-    return "-" if value is None else f"{value:.3f}"
-
-
-def table(rows: Sequence[tuple[Sequence[str], Scores]], titles: Sequence[str], figures: Sequence[str] = SHOWN) -> str:
-    """Scores as Markdown, one row each, with some words in front."""
-    head = [*titles, *figures]
-    lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
-    lines += [f"| {' | '.join([*words, *(number(getattr(s, n)) for n in figures)])} |" for words, s in rows]
-    return "\n".join(lines) + "\n"
 
 
 def keep(path: Path, content: Mapping[str, Any]) -> None:

@@ -27,7 +27,7 @@ from typing import Any
 
 import click
 import numpy as np
-from common import DATA_FOLDER, configured
+from common import DATA_FOLDER
 from numpy.typing import ArrayLike
 from one_by_one import DRAWS, FOUR, SEED, Columns, Examiner, facts_in, interval, name_of, named, shown, timed
 
@@ -35,6 +35,7 @@ import ffedit
 from ffedit import Editable, EditConfig, Fact
 from ffedit.algebra import bootstrap
 from ffedit.benchmark.settings import held_out
+from ffedit.editor.methods import set_numbers
 from ffedit.evaluator import generations
 from ffedit.files.resuming import Journal, read_journal
 from ffedit.layer_choice.calibrate import in_turn
@@ -88,7 +89,7 @@ def run(
     out: Path,
 ) -> None:
     """Trace, map and edit."""
-    config = configured(settings)
+    config = set_numbers(ffedit.EditConfig(), settings)
     for name in chosen or tuple(MODELS):
         model = MODELS[name]
         model = replace(model, layers=layers or model.layers, limit=limit or model.limit)

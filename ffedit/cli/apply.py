@@ -10,6 +10,7 @@ import rich_click as click
 from ffedit.cli import options, work
 from ffedit.cli.destinations import Destinations
 from ffedit.cli.fact_options import fact_options
+from ffedit.cli.surface import Surface
 from ffedit.editor.names import method_names
 
 
@@ -46,7 +47,7 @@ from ffedit.editor.names import method_names
 @click.option("--strict", is_flag=True, help="Refuse an edit that breaks a guardrail; the default is to warn.")
 @options.html_option
 def apply(
-    solving: options.Solving, surface: options.Surface, dry_run: bool, html: Path | None, method: str, **given: Any
+    solving: options.Solving, surface: Surface, dry_run: bool, html: Path | None, method: str, **given: Any
 ) -> None:
     """Write the facts of FACTS (files of any shape, a data set, or -) into a model."""
     paths = {name: given.pop(name) for name in ("out", "save_recipe", "export_to", "hub", "force", "plot")}

@@ -98,7 +98,7 @@ def test_halves_of_other_texts_do_not_converge() -> None:
     assert fitted(torn).convergence > 10 * fitted(keys).convergence  # type: ignore[operator]
 
 
-def test_the_figure_is_the_stated_one() -> None:
+def test_convergence_is_the_stated_figure() -> None:
     keys = keys_of(0)
     moments = fitted(keys, 200)
     parts = [half.double().T @ half.double() for half in keys.split(200)]

@@ -39,25 +39,6 @@ def c_norm(delta: Tensor, C: Tensor) -> float:
 # rank_one -----------------------------------------------------------------------------------------
 
 
-def test_the_key_gives_the_value_afterwards() -> None:
-    W, k, v, C = problem()
-    after = (W.double() + rank_one(W, k, v, C).dense) @ k.double()
-    torch.testing.assert_close(after, v.double(), rtol=1e-12, atol=1e-12)
-    assert not torch.allclose(W @ k, v)
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_no_other_solution_has_a_smaller_c_norm(seed: int) -> None:
-    W, k, v, C = problem(seed)
-    delta = rank_one(W, k, v, C).dense
-    key = k.double()
-    for trial in range(20):
-        other = torch.randn(D_OUT, D_IN, generator=torch.Generator().manual_seed(trial), dtype=torch.float64)
-        other -= (other @ key)[:, None] * key / (key @ key)  # sends k to zero, so delta + other is a solution too
-        for size in (1e-3, 1.0):
-            assert c_norm(delta + size * other, C) > c_norm(delta, C)
-
-
 def test_the_direction_says_what_every_other_key_receives() -> None:
     """uᵀk = 1, and 0 for a key that C⁻¹ makes orthogonal; Δ x = (uᵀx) (v − W k) for any x."""
     W, k, v, C = problem()
@@ -134,23 +115,7 @@ def test_a_corrected_factor_is_the_matrix_that_it_stands_for() -> None:
     torch.testing.assert_close(whiten(columns, without), whiten(columns, base), rtol=1e-9, atol=1e-9)
 
 
-def test_the_update_has_rank_one() -> None:
-    delta = rank_one(*problem())
-    assert delta.rank == 1 and torch.linalg.matrix_rank(delta.dense) == 1
-
-
-def test_writing_the_same_value_again_changes_nothing() -> None:
-    W, k, v, C = problem()
-    edited = W.double() + rank_one(W, k, v, C).dense
-    assert rank_one(edited, k, v, C).norm() < 1e-12
-
-
-def test_the_scale_of_the_statistics_does_not_matter() -> None:
-    W, k, v, C = problem()
-    torch.testing.assert_close(rank_one(W, k, v, C).dense, rank_one(W, k, v, 1e4 * C).dense, rtol=1e-9, atol=1e-9)
-
-
-def test_the_statistics_do_matter() -> None:
+def test_statistics_unlike_the_identity_change_the_update() -> None:
     W, k, v, C = problem()
     plain = rank_one(W, k, v, torch.eye(D_IN))
     assert c_norm(plain.dense, C) > 1.5 * c_norm(rank_one(W, k, v, C).dense, C)
@@ -167,12 +132,6 @@ def test_statistics_that_are_not_positive_definite_are_refused() -> None:
     for bad in (torch.zeros_like(C), -C, k[:, None] @ k[None, :]):
         with pytest.raises(EditError, match="positive definite"):
             rank_one(W, k, v, bad)
-
-
-def test_a_zero_key_is_refused() -> None:
-    W, k, v, C = problem()
-    with pytest.raises(EditError, match="key k\\* is zero"):
-        rank_one(W, 0 * k, v, C)
 
 
 # LowRank ------------------------------------------------------------------------------------------
@@ -208,21 +167,6 @@ def streamed(keys: Tensor, step: int) -> KeyMoments:
     return fitter.moments("a test", "model:1")
 
 
-def test_streaming_equals_the_direct_sum() -> None:
-    keys = torch.randn(100, D_IN)
-    moments = streamed(keys, 7)
-    torch.testing.assert_close(moments.sum, keys.double().T @ keys.double(), rtol=1e-5, atol=1e-4)
-    assert moments.count == 100 and moments.sum.dtype == torch.float64
-
-
-def test_the_second_moment_is_the_mean_plus_the_stated_ridge() -> None:
-    keys = torch.randn(100, D_IN)
-    moments = streamed(keys, 100)
-    mean = keys.double().T @ keys.double() / 100
-    expected = mean + moments.ridge * torch.eye(D_IN) * mean.diagonal().median()
-    torch.testing.assert_close(moments.C, expected, rtol=1e-5, atol=1e-6)
-
-
 def test_fewer_tokens_than_keys_still_give_a_positive_definite_matrix() -> None:
     moments = streamed(torch.randn(3, D_IN), 3)
     assert torch.linalg.eigvalsh(moments.C)[0] > 0
@@ -231,29 +175,11 @@ def test_fewer_tokens_than_keys_still_give_a_positive_definite_matrix() -> None:
     assert rank_one(W, k, v, moments.C).is_finite()
 
 
-def test_the_condition_number_is_that_of_the_eigenvalues() -> None:
-    C = streamed(torch.randn(100, D_IN) * torch.linspace(0.1, 3, D_IN), 100).C
-    assert condition(C) == pytest.approx(float(torch.linalg.cond(C)), rel=0.02)
-
-
 def test_no_text_and_infinite_keys_are_refused() -> None:
     with pytest.raises(EditError, match="no text"):
         KeyMomentsFitter().moments("an empty file", "")
     with pytest.raises(EditError, match="not finite"):
         streamed(torch.full((2, D_IN), float("inf")), 2)
-
-
-def test_statistics_are_saved_and_loaded_exactly(tmp_path: Path) -> None:
-    moments = streamed(torch.randn(40, D_IN), 40)
-    moments.save(tmp_path / "m.safetensors")
-    again = KeyMoments.load(tmp_path / "m.safetensors", "model:1")
-    assert torch.equal(again.sum, moments.sum) and torch.equal(again.C, moments.C)
-    assert (again.count, again.source, again.fingerprint, again.ridge) == (
-        40,
-        "a test",
-        "model:1",
-        moments.ridge,
-    )
 
 
 def test_statistics_of_another_model_are_refused_by_name(tmp_path: Path) -> None:

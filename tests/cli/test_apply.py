@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM
 import ffedit
 from ffedit import CheckError, Edit
 from ffedit.cli import apply as apply_command
-from ffedit.cli.options import Surface
+from ffedit.cli.surface import Surface
 from ffedit.evaluator import METRICS, NAMES
 
 __all__ = ["apply", "here", "run", "thorough_apply"]

@@ -126,7 +126,7 @@ def test_a_fact_of_both_is_refused(other: Fact, words: list[str]) -> None:
     assert all(word in str(caught.value) for word in words) and "\n" not in str(caught.value)
 
 
-def test_what_one_edit_writes_twice_is_its_own_affair() -> None:
+def test_an_edit_that_writes_a_fact_twice_can_be_added_to_another() -> None:
     editable = zoo.shared("gpt2")
     again = Fact("Eiffel tower", "the {} is in", "Berlin")
     twice = dataclasses.replace(made(editable, TOWER, 0, 1), facts=(TOWER, again))  # one upon the other

@@ -145,16 +145,6 @@ def test_a_failed_save_leaves_nothing_and_what_was_there_stays(tmp_path: Path, m
     assert (tmp_path / "old" / "manifest.json").read_text() == before
 
 
-def test_ctrl_c_amid_a_save_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupt(*args: Any, **kwargs: Any) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("ffedit.editor.edit.save_file", interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        made().save(tmp_path / "e")
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_a_place_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(EditError, match="cannot be written"):
@@ -176,50 +166,25 @@ def change_tensors(folder: Path) -> None:
     save_file(tensors, folder / "edit.safetensors")
 
 
-def change_keys(folder: Path) -> None:
-    tensors = load_file(folder / "edit.safetensors")
-    tensors["0/keys"][3, 0] += 1e-9
-    save_file(tensors, folder / "edit.safetensors")
-
-
 def drop_tensor(folder: Path) -> None:
     tensors = load_file(folder / "edit.safetensors")
     del tensors["2/right"]
     save_file(tensors, folder / "edit.safetensors")
 
 
-def cut(folder: Path) -> None:
-    content = (folder / "edit.safetensors").read_bytes()
-    (folder / "edit.safetensors").write_bytes(content[: len(content) // 2])
-
-
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
         (change_manifest(lambda m: m["facts"][0].update(target="Berlin")), "changed after"),
-        (change_manifest(lambda m: m["facts"].pop() and None), "changed after"),
-        (change_manifest(lambda m: m.update(fingerprint="0" * 16)), "changed after"),
         (change_tensors, "changed after"),
-        (change_keys, "changed after"),
-        (change_manifest(lambda m: m["provenance"].update(base="1" * 16)), "manifest.json was changed"),
         (change_manifest(lambda m: m["provenance"]["config"].update(seed=1)), "manifest.json was changed"),
-        (change_manifest(lambda m: m.update(checksum="0" * 16)), "manifest.json was changed"),
         (change_manifest(lambda m: m.pop("checksum") and None), "damaged"),
         (change_manifest(lambda m: m.update(format=99)), "format 99"),
-        (change_manifest(lambda m: m.pop("facts") and None), "damaged"),
-        (change_manifest(lambda m: m.pop("provenance") and None), "damaged"),
-        (change_manifest(lambda m: m.update(provenance={})), "damaged"),
-        (change_manifest(lambda m: m.update(provenance="by hand")), "damaged"),
         (change_manifest(lambda m: m["facts"][0].update(subject=5)), "damaged"),
-        (change_manifest(lambda m: m.update(facts=[5])), "damaged"),
-        (change_manifest(lambda m: [m]), "damaged"),
-        (lambda folder: (folder / "manifest.json").write_text("{ not json"), "damaged"),
         (lambda folder: (folder / "manifest.json").write_bytes(b"\xff\xfe"), "damaged"),
         (lambda folder: (folder / "manifest.json").unlink(), "holds no edit"),
         (lambda folder: (folder / "edit.safetensors").unlink(), "damaged"),
         (drop_tensor, "damaged"),
-        (cut, "damaged"),
-        (lambda folder: (folder / "edit.safetensors").write_bytes(b""), "damaged"),
     ],
 )
 def test_an_edit_that_is_not_what_was_saved_is_refused(

@@ -87,7 +87,7 @@ def test_a_value_is_not_done_while_what_is_kept_is_lost() -> None:
     assert min(plain.probabilities[0], keeping.probabilities[0]) >= 0.8
 
 
-def test_a_fact_without_them_is_written_with_the_same_bits() -> None:
+def test_a_fact_without_keep_and_also_is_written_with_the_same_bits() -> None:
     editable, at = zoo.trained("gpt2", True), Address(1)
     plain = write(editable)
     same = write(editable, keep_weight=0.0)

@@ -34,7 +34,7 @@ def test_the_key_is_a_mean_of_what_states_the_fact_and_of_what_mentions_the_subj
     assert float(found.shares[0].sum()) == pytest.approx(1.0) and len(found.shares[0]) == len(rows)
 
 
-def test_read_in_mentions_alone_the_key_gives_them_the_whole_change_on_average() -> None:
+def test_a_key_read_in_mentions_alone_gives_them_the_whole_change_on_average() -> None:
     editable, received = zoo.trained("gpt2", True), []
     (prompt_set,) = build_prompts(editable, [[FACT]], quick(mention_share=0.5))
     keys = double(read_at(editable, editable.feed_forward[1], prompt_set.mentions)[0])
@@ -45,7 +45,7 @@ def test_read_in_mentions_alone_the_key_gives_them_the_whole_change_on_average()
     assert received[1] == pytest.approx(1.0, abs=1e-4) and abs(received[0] - 1) > 0.01
 
 
-def test_with_their_spread_counted_the_prompt_and_the_mentions_each_receive_the_whole_change() -> None:
+def test_the_prompt_and_its_mentions_each_receive_the_whole_change_where_their_spread_counts() -> None:
     """A mean key alone gives its parts 1 on average only; their spread in C gives each the same."""
     editable, furthest = zoo.trained("gpt2", True), []
     (prompt_set,) = build_prompts(editable, [[FACT]], quick(mention_share=0.5))

@@ -33,7 +33,7 @@ def test_emmet_gives_every_subject_its_mean_value_exactly(family: str, numbers: 
 
 @pytest.mark.parametrize("method", ["memit", "alphaedit"])
 @pytest.mark.parametrize("family", ["gpt2", "llama"])
-def test_memit_and_alphaedit_give_it_but_for_the_share_that_they_give_up(family: str, method: str) -> None:
+def test_memit_and_alphaedit_store_a_value_but_for_the_share_of_their_ridge(family: str, method: str) -> None:
     editable, left = zoo.trained(family, True), []
     for give_up in (0.01, 0.0001):
         edit = write(

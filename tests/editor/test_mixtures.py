@@ -231,13 +231,6 @@ def test_an_adapter_holds_each_expert_and_zeros_for_the_others(family: str, tmp_
     assert zeros
 
 
-def test_a_saved_edit_of_experts_is_the_same_edit(tmp_path: Path) -> None:
-    edit = edited(zoo.build("mixtral"))
-    edit.save(tmp_path / "edit")
-    again = ffedit.Edit.load(tmp_path / "edit")
-    assert again.fingerprint() == edit.fingerprint() and list(again.updates) == list(edit.updates)
-
-
 # Block-diagonal C ---------------------------------------------------------------------------------
 
 

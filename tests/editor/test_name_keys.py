@@ -121,7 +121,7 @@ def test_keys_of_other_experts_are_others_keys() -> None:
     assert torch.equal(torch.cat(keys[1:], 1), keys[0][:, : few[0].d_ff + few[1].d_ff])
 
 
-def test_names_are_left_out_by_themselves(editable: Editable) -> None:
+def test_a_name_is_left_out_without_the_names_that_hold_its_words(editable: Editable) -> None:
     """Not with all that is words of them, as a subject is: "Marie Curie" stays, and Marie does not."""
     ff, config = editable.feed_forward[1], KeyConfig(names_weight=2.0)
     found = name_moments(editable, [ff], ["Spain"], config, left_out={"Marie", "Berlin"})[1]

@@ -57,7 +57,7 @@ def test_a_sinks_key_is_read_behind_it(llama: Editable, monkeypatch: pytest.Monk
     assert at_first(llama, True, monkeypatch) > 0
 
 
-def test_a_key_like_the_others_stays(llama: Editable, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_first_key_that_is_like_the_others_is_read_there(llama: Editable, monkeypatch: pytest.MonkeyPatch) -> None:
     assert at_first(llama, False, monkeypatch) == 0
 
 

@@ -18,7 +18,6 @@ from writing import collect_moments
 import ffedit
 from ffedit import Corpus, EditError
 from ffedit.algebra.key_moments import LONGEST, KeyMomentsFitter
-from ffedit.cli.stats import stats as stats_command
 from ffedit.editor import statistics
 from ffedit.editor.statistics import collect
 from ffedit.files import cache
@@ -219,31 +218,6 @@ def test_an_interrupt_waits_for_the_end_of_a_batch(text: Path, monkeypatch: pyte
     assert signal.getsignal(signal.SIGINT) is handler
 
 
-@pytest.mark.parametrize("entry", [1, 2])
-def test_a_pass_that_was_killed_between_its_entries_goes_on_and_leaves_nothing(
-    entry: int, text: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(statistics, "ROWS_PER_BATCH", 3)
-    monkeypatch.setattr(statistics, "SAVED_EVERY", 1)
-    editable, corpus, write = zoo.shared("gpt2"), Corpus(text, 1111), cache.write
-    whole = collect(editable, of(editable, 0, 1), corpus)
-    cache.clear()
-    written: list[Path] = []
-
-    def killed(target: Path, save: Any) -> None:
-        write(target, save)
-        written.append(target)
-        if len(written) == entry:
-            raise MemoryError
-
-    with monkeypatch.context() as patch, pytest.raises(MemoryError):
-        patch.setattr(cache, "write", killed)
-        collect(editable, of(editable, 0, 1), corpus)
-    halt = Halt(0)
-    assert alike(collect(editable, of(editable, 0, 1), corpus, halt), whole)
-    assert halt.seen == [] and {path.parent.name for path in cache.entries()} == {"moments"}
-
-
 def test_a_pass_that_was_begun_for_fewer_layers_starts_over(text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(statistics, "ROWS_PER_BATCH", 3)
     editable, corpus = zoo.shared("gpt2"), Corpus(text, 1111)
@@ -256,19 +230,6 @@ def test_a_pass_that_was_begun_for_fewer_layers_starts_over(text: Path, monkeypa
             path.unlink()
     halt = Halt(0)
     assert alike(collect(editable, of(editable, 0, 1), corpus, halt), whole) and halt.seen[0] == 192
-
-
-def test_a_pass_that_another_process_has_just_finished_is_none(text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    editable, corpus, load = zoo.shared("gpt2"), Corpus(text, 1000), statistics.load_state
-    with pytest.raises(KeyboardInterrupt):
-        collect(editable, of(editable, 0), corpus, Halt(1))
-
-    def finished(path: Path, refusal: str) -> Any:
-        path.unlink()
-        return load(path, refusal)
-
-    monkeypatch.setattr(statistics, "load_state", finished)
-    assert collect(editable, of(editable, 0), corpus)
 
 
 def test_a_damaged_pass_is_named(text: Path) -> None:
@@ -327,18 +288,6 @@ def test_a_layer_that_never_responds_is_refused(text: Path) -> None:
                 parameter.zero_()
     with pytest.raises(EditError, match=r"layer 1 .* all zero"):
         collect(editable, of(editable, 1), Corpus(text, 200))
-
-
-def test_tokens_weigh_by_default_as_the_corpus_says_and_the_module_does(text: Path) -> None:
-    """One truth: the default of `Corpus`, of `ffedit stats`, and of what the module says."""
-    editable = zoo.shared("gpt2")
-    assert (
-        collect_moments(editable, editable.memories[0], Corpus(text, 300)).weighting == Corpus().weighting == "tokens"
-    )
-    (option,) = (option for option in stats_command.params if option.name == "weighting")
-    assert option.default == "tokens"
-    described = " ".join(str(statistics.__doc__).split())
-    assert "By default (`Corpus.weighting`) the expectation is the mean over running text" in described
 
 
 def test_a_tolerance_is_refused_in_several_processes() -> None:

@@ -15,7 +15,7 @@ from writing import FACT, SECOND, quick, with_numbers
 from ffedit import EditConfig, Fact
 from ffedit.editor import key as key_module
 from ffedit.editor.key import build_prompts, read_keys
-from ffedit.editor.value import Objective, Value
+from ffedit.editor.value import Value
 from ffedit.model.editable import Editable
 from ffedit.model.tokenization import Encoded
 
@@ -126,7 +126,7 @@ def test_in_single_precision_the_loss_runs_along_the_same_curve(family: str, way
     ],
     ids=lambda changed: next(iter(changed)),
 )
-def test_every_setting_means_what_it_means_there(changed: dict[str, Any], way: str) -> None:
+def test_every_setting_means_what_it_means_in_the_plain_procedure(changed: dict[str, Any], way: str) -> None:
     usual, config = WAYS[way], with_numbers(WAYS[way], **changed)
     editable = zoo.trained("gpt2", True, torch.float64)
     (value,), expected = choose(editable, [FACT], config), plain(editable, FACT, config)
@@ -149,60 +149,6 @@ def test_by_default_lengths_are_those_of_the_residual_stream_and_as_published_of
     assert float(ours.delta.norm()) == pytest.approx(0.1 * stream, rel=1e-6)
     assert float(published.delta.norm()) == pytest.approx(0.1 * output, rel=1e-6)
     assert abs(stream / output - 1) > 0.1
-
-
-def test_a_step_is_as_long_as_said() -> None:
-    editable = zoo.trained("gpt2", True, torch.float64)
-    config = with_numbers(PLAIN, steps=1)
-    (prompt_set,), place = build_prompts(editable, [[FACT]], config), editable.feed_forward[0]
-    (value,) = choose(editable, [FACT], config)
-    assert float(value.delta.norm()) == pytest.approx(
-        0.125 * float(read_keys(editable, place, [prompt_set]).streams.norm())
-    )
-
-
-@pytest.mark.parametrize("family", ["gpt2", "opt", "gpt2_square"])
-def test_the_gradient_is_that_of_differences(family: str) -> None:
-    editable = zoo.trained(family, True, torch.float64)
-    place, prompt_sets = editable.feed_forward[0], build_prompts(editable, [[FACT], [SECOND]], FULL)
-    one, going = Objective(editable, place, prompt_sets, FULL.value.kl_weight), torch.ones(2, dtype=torch.bool)
-    delta = 0.2 * torch.randn(2, zoo.WIDTH, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    gradient = one.loss_and_gradient(delta, going, 0.5)[1]
-    for row, entry in ((0, 0), (0, 7), (1, zoo.WIDTH - 1)):
-        losses = []
-        for sign in (1, -1):
-            moved = delta.clone()
-            moved[row, entry] += sign * 1e-5
-            losses.append(one.loss_and_gradient(moved, going, 0.5)[0])
-        slope = (losses[0] - losses[1]) / 2e-5
-        size = float(gradient.norm())
-        assert float(gradient[row, entry]) == pytest.approx(float(slope[row]), rel=1e-4, abs=1e-6 * size)
-        assert abs(float(slope[1 - row])) <= 1e-6 * size, "no loss depends on another's δ"
-
-
-def test_the_penalty_is_a_factor_on_what_the_essence_costs_and_those_that_are_done_cost_nothing() -> None:
-    editable = zoo.trained("gpt2", True, torch.float64)
-    prompt_sets, both = build_prompts(editable, [[FACT], [SECOND]], FULL), torch.ones(2, dtype=torch.bool)
-    one = Objective(editable, editable.feed_forward[0], prompt_sets, FULL.value.kl_weight)
-    delta = torch.randn(2, zoo.WIDTH, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    free, half, whole = (one.loss_and_gradient(delta, both, penalty)[0] for penalty in (0.0, 0.5, 1.0))
-    assert bool((whole > free + 1e-3).all())
-    torch.testing.assert_close(half - free, (whole - free) / 2, rtol=1e-9, atol=0)
-    loss, gradient, *_ = one.loss_and_gradient(delta, torch.tensor([False, True]))
-    assert not gradient[0].any() and loss[0] == 0
-    torch.testing.assert_close(loss[1], whole[1])
-
-
-def test_what_is_kept_costs_nothing_while_nothing_has_moved() -> None:
-    editable = zoo.trained("gpt2", True, torch.float64)
-    prompt_sets = build_prompts(editable, [[FACT], [SECOND]], FULL)
-    still, going = torch.zeros(2, zoo.WIDTH).double(), torch.ones(2, dtype=torch.bool)
-    with_kept, without = (Objective(editable, editable.feed_forward[0], prompt_sets, weight) for weight in (1.0, 0.0))
-    losses = [one.loss_and_gradient(still, going)[0] for one in (with_kept, without)]
-    torch.testing.assert_close(losses[0], losses[1], rtol=0, atol=1e-9)
-    moved = torch.randn(2, zoo.WIDTH, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    losses = [one.loss_and_gradient(moved, going)[0] for one in (with_kept, without)]
-    assert bool((losses[0] > losses[1] + 1e-3).all())
 
 
 # Company ------------------------------------------------------------------------------------------
@@ -258,17 +204,6 @@ def test_each_value_of_a_batch_ends_once_all_of_its_contexts_say_the_new_object(
         assert min(probabilities) < 0.6 and len(before.losses) == steps > 1
 
 
-def test_falling_penalties_let_a_value_reach_what_constant_ones_forbid() -> None:
-    editable, two = zoo.trained("gemma", True, torch.float64), FOUR[:2]
-    dear = with_numbers(FULL, steps=60, weight_decay=50.0, target_probability=0.5, penalty_decay=1.0)
-    falling = with_numbers(dear, penalty_decay=0.9)
-    likely = [
-        [min(facts[0]) for facts in said(editable, two, config, choose(editable, two, config))]
-        for config in (dear, falling)
-    ]
-    assert max(likely[0]) < 0.1 and min(likely[1]) >= 0.5
-
-
 KNOWN = Fact("Eiffel tower", "the {} is located in", "Paris", "Rome")
 
 
@@ -300,14 +235,6 @@ def test_the_probabilities_are_those_of_the_bare_prompts_with_delta_in_place() -
     values = choose(editable, FOUR)
     for value, fact, every in zip(values, FOUR, said(editable, FOUR, FULL, values), strict=True):
         assert value.probabilities == pytest.approx([every[0][0]], rel=1e-4), fact
-
-
-def test_the_kl_term_is_a_mean_over_essence_prompts() -> None:
-    """The same prompt twice is one term of the same weight, not one of twice the weight."""
-    editable = zoo.trained("gpt2", True, torch.float64)
-    once, twice = (with_numbers(PLAIN, kl_weight=2.0, essence_prompts=("{} is a",) * n) for n in (1, 2))
-    (one,), (two,) = choose(editable, [FACT], once), choose(editable, [FACT], twice)
-    assert float((one.delta - two.delta).norm()) <= 1e-9 * float(one.delta.norm())
 
 
 def test_the_spread_of_a_key_is_over_what_states_the_fact() -> None:

@@ -3,32 +3,35 @@
 from __future__ import annotations
 
 import json
-import shutil
-import sys
 from pathlib import Path
 
+import faults
 import flips
 import pytest
-from shell import fork, process
+from shell import fork
 
-DRIVERS = Path(__file__).parents[2] / "evaluations" / "reliability"
-KINDS = "full disk from a call on,a call fails once,too many files once,no home,memory fails from a call on"
+pytestmark = pytest.mark.skipif(not hasattr(faults.os, "fork"), reason="cases are forked")
+KINDS = ("all calls from one on fail", "a call fails once", "few open files", "files of a largest size", "no home")
 READ = (
     "edit: manifest,edit: tensors,statistics,undo: originals.safetensors,benchmark: results.jsonl,benchmark: manifest"
 )
 
 
-@pytest.mark.skipif(sys.platform != "linux" or shutil.which("cc") is None, reason="faults come from a C library")
 def test_the_driver_of_system_faults_finds_none(tmp_path: Path) -> None:
     out = tmp_path / "faults.json"
-    done = process(
-        DRIVERS / "faults.py", "--cases", "1", "--kinds", KINDS, "--commands", "checkpoint,stats", "--out", out
-    )
+    chosen = [word for kind in KINDS for word in ("--kind", kind)]
+    words = ["--cases", "1", *chosen, "--course", "export checkpoint", "--course", "stats", "--out", str(out)]
+    done = fork(lambda: faults.main(words, standalone_mode=False))
     assert done.code == 0, done
-    assert json.loads(out.read_text())["cases"] == dict.fromkeys(sorted(KINDS.split(",")), 1)
+    assert json.loads(out.read_text())["cases"] == dict.fromkeys(KINDS, 1)
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="cases are forked")
+def test_the_driver_of_system_faults_tells_a_refusal_from_a_fault() -> None:
+    assert faults._wrong(faults.Ran(70, "Traceback (most recent call last)", 1.0), "few open files") is not None
+    assert faults._wrong(faults.Ran(1, "error: the disk is full\n", 1.0), "few open files") is None
+    assert faults._wrong(faults.Ran(1, "error: the disk is full\n", 1.0), "no hard links") is not None
+
+
 def test_the_driver_of_damaged_files_finds_none(tmp_path: Path) -> None:
     out = tmp_path / "flips.json"
     words = ["--cases", "10", "--cuts", "5", "--kinds", READ, "--out", str(out)]

@@ -41,11 +41,11 @@ FACTS = {
         ("book_author", "work_kind", False),
     ],
 )
-def test_what_follows_and_what_stays(edited: str, other: str, expected: bool) -> None:
+def test_relations_that_follow_are_told_from_those_that_stay(edited: str, other: str, expected: bool) -> None:
     assert related(edited, other) is related(other, edited) is expected
 
 
-def test_the_new_answer_where_the_facts_give_it() -> None:
+def test_a_new_answer_is_given_where_the_facts_agree_on_it() -> None:
     answer = Consequences(FACTS).answer
     assert answer("landmark_city", "Rome", "landmark_country") == "Italy"
     assert answer("landmark_city", "Madrid", "landmark_country") == "Spain"  # all that is in Madrid is in Spain

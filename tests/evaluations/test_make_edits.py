@@ -19,12 +19,8 @@ from click.testing import CliRunner
 from follows import Consequences
 from make_edits import (
     Known,
-    Relation,
     draft,
-    find_known,
-    in_turn,
     other_facts,
-    others,
     relations,
     set_apart,
     split,
@@ -57,7 +53,9 @@ def calibration() -> list[dict[str, Any]]:
         (" New", "New York", False),
     ],
 )
-def test_the_whole_object_and_no_further_letter(said: str, object: str, known: bool) -> None:
+def test_an_object_is_known_where_it_is_said_whole_and_without_a_further_letter(
+    said: str, object: str, known: bool
+) -> None:
     assert holds(said, object) is known
 
 
@@ -98,33 +96,6 @@ def test_relations_of_all_sources_and_the_first_object_holds() -> None:
     assert found["city_country"].facts == dict(load().relations["city_country"].facts)
 
 
-def test_subjects_of_many_relations_are_asked_first_and_alike_in_all() -> None:
-    facts = {f"s{i}": "op"[i % 2] for i in range(30)}
-    asked = [Relation(name, (f"{name} {{}} is", f"by {name} {{}} is"), facts) for name in ("a", "b")]
-    asked.append(Relation("c", ("c {} is", "by c {} is"), {"s7": "o", "t": "p"}))
-    known = find_known(asked, lambda pairs: [True] * len(pairs), 0, most=10)
-    first, second, third = ([f.subject for f in known if f.relation == r.name] for r in asked)
-    assert first == second and len(first) == 10 and first[0] == "s7" and third == ["s7", "t"]
-    assert first != [f.subject for f in find_known(asked, lambda pairs: [True] * len(pairs), 1, most=10)][:10]
-
-
-def test_only_templates_that_gave_something_are_asked_of_all() -> None:
-    templates = tuple(f"{word} {{}} is" for word in "abcdef")
-    relation = Relation("r", templates, {f"s{i}": "op"[i % 2] for i in range(20)})
-    asked: list[str] = []
-
-    def ask(pairs: Sequence[tuple[str, str]]) -> list[bool]:
-        asked.extend(prompt for prompt, _ in pairs)
-        return [prompt[0] in "bc" or prompt == "d s3 is" for prompt, _ in pairs]
-
-    known = find_known([relation], ask, 0)
-    assert len(known) == 20 and all(fact.templates[:2] == templates[1:3] for fact in known)
-    assert sum(prompt[0] == "a" for prompt in asked) == make_edits.SAMPLE
-    assert sum(prompt[0] == "b" for prompt in asked) == 20
-    assert find_known([relation], ask, 0, most=5)[4:] and not find_known([relation], ask, 0, most=5)[5:]
-    assert not find_known([Relation("r", templates[1:2], relation.facts)], ask, 0)[make_edits.SAMPLE :]
-
-
 def known_facts() -> list[Known]:
     two = ("{} is in", "The place of {} is")
     facts = [Known("place", f"p{i}", "Spain" if i % 2 else "Chile", two[: 2 - (i in (8, 9))]) for i in range(10)]
@@ -151,13 +122,6 @@ def test_drafts_are_of_facts_known_twice_with_known_neighbors() -> None:
         assert not any("p8 " in probe.prompt or "p9 " in probe.prompt for probe in fact.neighbors)
     assert [len(facts[name].same_subject) for name in ("p0", "p1", "p2")] == [2, 1, 0]  # said in two, one, no template
     assert {probe.target for name in ("p0", "p1") for probe in facts[name].same_subject} == {"lake", "hill"}
-
-
-def test_a_new_object_differs_in_its_first_token_where_it_can() -> None:
-    known, follows = known_facts(), Consequences({})
-    records = draft(known, follows, 1, lambda prompt, object: object == "Peru")
-    assert {record["requested_rewrite"]["target_new"]["str"] for record in records} == {"Peru"}
-    assert len(draft(known, follows, 1, lambda prompt, object: 0)) == len(records) == 8
 
 
 def test_other_facts_are_told_apart_by_what_follows() -> None:
@@ -191,34 +155,6 @@ def test_other_facts_are_told_apart_by_what_follows() -> None:
     assert of(country, "Italy") == {"same_subject": kind, "portability": []}
 
 
-def test_relations_take_turns_and_subjects_come_once_before_twice() -> None:
-    def record(relation: str, subject: str, kinds: int) -> dict[str, Any]:
-        same = [{"prompt": "x", "target": "y", "kind": f"{i}"} for i in range(kinds)]
-        return {"requested_rewrite": {"relation_id": relation, "subject": subject}, "same_subject": same}
-
-    drawn = [record("a", f"s{i}", 2 * (i == 7) + (i == 6)) for i in range(8)]
-    drawn += [record("b", "s7", 1), record("b", "t", 0), record("c", "s7", 1)]
-    ordered = [(r["requested_rewrite"]["relation_id"], r["requested_rewrite"]["subject"]) for r in in_turn(drawn, 2)]
-    assert ordered[:4] == [("a", "s7"), ("b", "t"), ("c", "s7"), ("a", "s6")]
-    assert len(ordered) == 10 and ("b", "s7") not in ordered  # s7 has its two
-    assert Counter(relation for relation, _ in ordered[:3]) == {"a": 1, "b": 1, "c": 1}
-
-
-def test_facts_that_are_not_known_fill_up_in_the_templates_of_those_that_are() -> None:
-    known = known_facts()
-    facts = {fact.subject: fact.object for fact in known if fact.relation == "place"} | {"new": "Chile", "Peru": "Peru"}
-    asked = [Relation("place", (), facts), Relation("unheard", ("{} is un",), {"new": "Chile", "old": "Spain"})]
-    used = Counter({"p8": 2})
-    records = others(asked, known, random.Random(1), used, 2)
-    # p9 is said in one template only, p8 has its two records, and Peru is read off the subject.
-    assert {record["requested_rewrite"]["subject"] for record in records} == {"p9", "new"}
-    for fact in map(parse_record, records):
-        assert fact.prompt == "{} is in" and fact.paraphrases == (f"The place of {fact.subject} is",)
-        assert fact.previous == facts[fact.subject] != fact.target and fact.target in ("Spain", "Chile", "Peru")
-        assert 3 <= len(fact.neighbors) <= 5 and not fact.same_subject
-    assert used["new"] == used["p9"] == 1
-
-
 def test_the_new_object_is_less_likely(atlas: ffedit.Editable) -> None:
     rewrite = {"prompt": "{} is located in the city of", "subject": "Eiffel Tower"}
     paris, rome = ({"str": name} for name in ("Paris", "Rome"))
@@ -248,7 +184,7 @@ def test_the_split_is_by_subject_alike_everywhere_and_some_are_set_apart(tmp_pat
     assert set_apart([own, halves, names]) == {"Ann", "Bo", "development"}
 
 
-def test_edits_for_a_model(atlas: ffedit.Editable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_edits_are_made_of_known_facts(atlas: ffedit.Editable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     few = [r for r in relations() if r.name in ("country_continent", "country_language", "person_sport")]
     monkeypatch.setattr(make_edits, "relations", lambda *_: few)
     out = tmp_path / "edits.json"
@@ -273,7 +209,7 @@ def made(name: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("name", MADE)
-def test_the_edits_of_a_real_model(name: str) -> None:
+def test_the_data_of_a_real_model_are_split_spread_and_complete(name: str) -> None:
     records, (most, developing) = made(name), MADE[name]
     parts: dict[str, set[str]] = {"development": set(), "reporting": set()}
     relations_of = Counter(record["requested_rewrite"]["relation_id"] for record in records)
@@ -301,7 +237,7 @@ def test_what_is_for_development_in_one_set_is_reported_in_none() -> None:
     assert not set(json.loads(DEVELOPMENT.read_text(encoding="utf-8"))) & subjects["reporting"]
 
 
-def test_the_facts_to_calibrate_on() -> None:
+def test_the_facts_of_calibration_are_complete_and_each_once() -> None:
     facts = [Fact.from_dict(record) for record in calibration()]
     assert len(facts) >= 60 and len({fact.subject for fact in facts}) == len(facts)
     assert len({fact.relation for fact in facts}) >= 10

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import ablation
@@ -16,7 +15,6 @@ from torch import Tensor
 from writing import FACT, SECOND
 
 from ffedit import Address, FFEditError
-from ffedit.files.resuming import Journal
 from ffedit.model.editable import Editable
 from ffedit.model.hooks import capture
 
@@ -150,20 +148,6 @@ def test_paired_differences_are_of_the_facts_that_both_have() -> None:
     assert found["times_as_fast"] == 2.0
     by_hand = [a["after"]["efficacy"] - b["after"]["efficacy"] for a, b in zip(one, other, strict=False)]
     assert found["efficacy"][0] == pytest.approx(sum(by_hand) / 4)
-
-
-def test_a_journal_goes_on_where_it_stopped_and_with_the_same_settings_only(tmp_path: Path) -> None:
-    journal = Journal(path := tmp_path / "here" / "run.jsonl", {"layer": 1})
-    for line in results(2, 0):
-        journal.add(line)
-    with path.open("a", encoding="utf-8") as file:
-        file.write('{"fact": "cut o')
-    again = Journal(path, {"layer": 1})
-    assert one_by_one.facts_done(again) == {"0", "1"}
-    again.add(results(3, 0)[2])
-    assert one_by_one.facts_done(Journal(path, {"layer": 1})) == {"0", "1", "2"}
-    with pytest.raises(FFEditError, match="layer 1 there, 2 now"):
-        Journal(path, {"layer": 2})
 
 
 def test_every_variant_names_numbers_that_are_there_and_changes_something() -> None:

@@ -1,4 +1,4 @@
-"""Scores equal a plain loop over one prompt at a time, written from the definitions in scores.py."""
+"""What is measured, and what is not: drift, neighbors, other facts of the subject, ties, prompts that are not there."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from statistics import fmean, harmonic_mean
-from typing import Any
 
 import pytest
 import torch
 import zoo
+from reference_scores import PlainScores
 
 from ffedit import Edit, Fact, FactError, Probe, evaluate
-from ffedit.evaluator import NAMES, Scores, mean_scores
+from ffedit.evaluator import NAMES, mean_scores
 from ffedit.evaluator.drift import DRIFT_ROWS, DRIFT_SEED, DRIFT_TOKENS
 from ffedit.evaluator.prompts import Edited
 from ffedit.inference.own_text import own_text
@@ -62,98 +62,6 @@ class Shaken(Edit):
             value.copy_(kept)
 
 
-class Plain:
-    """The definitions, one prompt and one forward pass at a time; `old` is settled before the edit."""
-
-    def __init__(self, editable: Editable, facts: list[Fact]) -> None:
-        self.editable, self.facts = editable, facts
-        self.generic = own_text(editable, DRIFT_ROWS, DRIFT_TOKENS, DRIFT_SEED)
-        self.old = {f: f.previous or self.says(f.text, 1) for f in facts}
-        self.true: dict[tuple[Fact, str], str] = {
-            (f, p.prompt): p.target or self.says(p.prompt, 1) for f in facts for p in f.same_subject_probes
-        }
-
-    def ids(self, text: str) -> list[int]:
-        return list(self.editable.tokenizer(text)["input_ids"])
-
-    def p(self, prompt: str, answer: str) -> float:
-        whole, start = self.ids(f"{prompt} {answer}"), len(self.ids(prompt))
-        with torch.no_grad():
-            logits = self.editable.model(input_ids=torch.tensor([whole])).logits[0].double().log_softmax(-1)
-        return float(torch.stack([logits[i - 1, whole[i]] for i in range(start, len(whole))]).mean().exp())
-
-    def says(self, prompt: str, count: int) -> str:
-        ids = self.ids(prompt)
-        for _ in range(count):
-            with torch.no_grad():
-                ids.append(int(self.editable.model(input_ids=torch.tensor([ids])).logits[0, -1].argmax()))
-        return str(self.editable.tokenizer.decode(ids[-count:]))
-
-    def scores(self, fact: Fact) -> dict[str, float | None]:
-        new, old = str(fact.target), self.old[fact]
-        edited = {text for f in self.facts for text in (f.text, *f.paraphrase_texts)}
-        neighbors = [(p.prompt, p.target or old) for p in fact.neighbor_probes if p.prompt not in edited]
-        same = [(p.prompt, self.true[fact, p.prompt]) for p in fact.same_subject_probes if p.prompt not in edited]
-
-        def mean(values: Any) -> float | None:
-            some = [float(value) for value in values]
-            return fmean(some) if some else None
-
-        found = {
-            "efficacy": mean([self.p(fact.text, new) > self.p(fact.text, old)]),
-            "paraphrase": mean(self.p(x, new) > self.p(x, old) for x in fact.paraphrase_texts),
-            "specificity": mean(self.p(x, true) > self.p(x, new) for x, true in neighbors),
-            "same_subject": mean(self.says(x, len(true.split())) == true for x, true in same),
-            "generation": mean([self.says(fact.text, len(new.split())) == new]),
-            "efficacy_magnitude": mean([self.p(fact.text, new) - self.p(fact.text, old)]),
-            "paraphrase_magnitude": mean(self.p(x, new) - self.p(x, old) for x in fact.paraphrase_texts),
-            "specificity_magnitude": mean(self.p(x, true) - self.p(x, new) for x, true in neighbors),
-            "same_subject_magnitude": mean(self.p(x, true) - self.p(x, new) for x, true in same),
-        }
-        three = [found["efficacy"], found["paraphrase"], found["specificity"]]
-        score = None if None in three else harmonic_mean(three)
-        return found | {"score": score, "drift": None, "perplexity": None}
-
-    def perplexity(self) -> float:
-        """Of the text that the unedited model samples, token by token."""
-        found = []
-        for row in self.generic:
-            with torch.no_grad():
-                logits = self.editable.model(input_ids=torch.tensor([row])).logits[0].double().log_softmax(-1)
-            found += [float(logits[i, token]) for i, token in enumerate(row[1:])]
-        return math.exp(-fmean(found))
-
-
-def same(scores: Scores, expected: dict[str, float | None]) -> None:
-    for name in expected:
-        value = getattr(scores, name)
-        assert value == (None if expected[name] is None else pytest.approx(expected[name], abs=1e-5, rel=1e-5)), name
-
-
-@pytest.mark.parametrize(("family", "bos"), [("gpt2", False), ("gpt_neo", True), ("llama", True)])
-def test_scores_equal_the_plain_loop_before_and_after(family: str, bos: bool) -> None:
-    editable = zoo.trained(family, bos)
-    plain, change = Plain(editable, FACTS), Shaken(0.4)
-    report = evaluate(editable, FACTS, change)
-    assert report.after is not None and report.facts_after is not None
-    before, usual = [plain.scores(fact) for fact in FACTS], plain.perplexity()
-    with change.applied(editable):
-        after, changed = [plain.scores(fact) for fact in FACTS], plain.perplexity()
-    assert before != after and changed > 1.1 * usual > 1.1
-    for facts, expected in ((report.facts_before, before), (report.facts_after, after)):
-        for one, fact, numbers in zip(facts, FACTS, expected, strict=True):
-            assert one.fact == fact
-            same(one.scores, numbers)
-    moved = (report.before, before, None, usual), (report.after, after, report.after.drift, changed)
-    for whole, expected, drift, perplexity in moved:
-        means: dict[str, float | None] = {}
-        for name in expected[0]:
-            some = [n for numbers in expected if (n := numbers[name]) is not None]
-            means[name] = fmean(some) if some else None
-        three = [means[name] for name in ("efficacy", "paraphrase", "specificity")]
-        same(whole, means | {"score": harmonic_mean(three), "drift": drift, "perplexity": perplexity})
-
-
 @pytest.mark.parametrize("family", ["gpt_neo", "llama"])
 def test_drift_is_the_mean_divergence_of_next_token_distributions(family: str) -> None:
     editable, change = zoo.trained(family), Shaken(0.3)
@@ -178,6 +86,8 @@ def test_an_edit_that_changes_nothing_has_no_drift_and_the_same_scores() -> None
     assert report.after is not None and report.after.drift == 0.0
     scores = mean_scores([f.scores for f in report.facts_after or ()], perplexity=report.after.perplexity)
     assert scores == report.before and report.before.perplexity is not None
+    three = scores.efficacy, scores.paraphrase, scores.specificity
+    assert scores.score == pytest.approx(harmonic_mean(three)), "of the means, not a mean of the facts'"
 
 
 def test_without_an_edit_there_is_no_after() -> None:
@@ -259,8 +169,8 @@ def test_every_token_of_an_object_counts_and_not_the_first_only() -> None:
     fact = Fact("Eiffel tower", "the {} is located in", "Paris piano", "Paris .")
     scores = evaluate(editable, [fact]).before
     assert scores.efficacy == 0.0 and scores.generation == 0.0
-    plain = Plain(editable, [fact])
-    expected = plain.p(fact.text, "Paris piano") - plain.p(fact.text, "Paris .")
+    plain = PlainScores(editable.model, editable.tokenizer, [fact])
+    expected = math.exp(-plain.answer(fact.text, "Paris piano")[0]) - math.exp(-plain.answer(fact.text, "Paris .")[0])
     assert scores.efficacy_magnitude == pytest.approx(expected, abs=1e-5)
     assert expected < -0.3, "the second token decides"
     said = evaluate(editable, [Fact("Eiffel tower", "the {} is located in", "Paris .", "Rome")]).before

@@ -39,7 +39,9 @@ def test_a_text_of_unknown_words_is_not_spoken() -> None:
     assert texts.neutral(editable) is None
 
 
-def test_statistics_take_it_where_it_is_spoken_and_else_what_the_model_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_statistics_take_neutral_text_where_it_is_spoken_and_else_sampled_text(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     editable = zoo.shared("gpt2", True)
     memory = editable.memories[0]
     assert collect_moments(editable, memory, Corpus(tokens=300)).source.startswith("text sampled from the model")

@@ -89,7 +89,7 @@ def test_a_character_across_a_cut_is_whole(tmp_path: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("name", ["no/such/file.txt", "./here", "a.jsonl", "what is this"])
-def test_a_file_that_is_not_there(name: str) -> None:
+def test_a_file_that_is_not_there_is_refused(name: str) -> None:
     with pytest.raises(EditError, match="no such file; a UTF-8 text"):
         Corpus(name).check()
 

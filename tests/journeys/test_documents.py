@@ -66,7 +66,7 @@ def test_commands_have_valid_options_and_name_real_files(page: Path) -> None:
             assert not word.startswith(("edits/", "evaluations/")) or (ROOT / word).exists(), word
 
 
-@pytest.mark.usefixtures("warm_cache")
+@pytest.mark.usefixtures("warm_cache", "verified_here")
 @pytest.mark.parametrize("page", [ROOT / "README.md", ROOT / "docs" / "guide.md"], ids=lambda page: page.name)
 def test_commands_run_as_pasted(
     page: Path, capsys: pytest.CaptureFixture[str], empty: Path, monkeypatch: pytest.MonkeyPatch

@@ -80,7 +80,7 @@ def test_smollm2_is_edited_exported_and_undone(tmp_path: Path, capsys: pytest.Ca
     assert torch.equal(logits(editable), before)
 
 
-def test_the_second_time_nothing_is_converted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_was_converted_once_is_not_converted_again(monkeypatch: pytest.MonkeyPatch) -> None:
     first = ffedit.load("smollm2")
     monkeypatch.setattr("ffedit.loading.gguf._convert", None)
     monkeypatch.setattr("ffedit.loading.gguf._hash", None)

@@ -89,27 +89,6 @@ def test_a_failed_run_is_let_go_before_its_halves_run(monkeypatch: pytest.Monkey
     locate(zoo.shared("gpt2"), FACT, samples=2)
 
 
-def test_a_recording_that_does_not_fit_is_halved(monkeypatch: pytest.MonkeyPatch) -> None:
-    editable, plainly, sizes = zoo.shared("gpt2"), cases.replay.record, []
-    expected = locate_all(editable, FACTS, samples=2)
-
-    def tight(model: Any, ids: Any, *rest: Any) -> Any:
-        sizes.append(len(ids))
-        if len(ids) > most:
-            raise torch.OutOfMemoryError("CUDA")
-        return plainly(model, ids, *rest)
-
-    most = 3 * 2  # two facts, each with a clean and two corrupted runs
-    monkeypatch.setattr(cases.replay, "record", tight)
-    found = locate_all(editable, FACTS, samples=2)
-    for one, other in zip(expected.traces, found.traces, strict=True):
-        equal(one, other, atol=5e-5)
-    assert max(sizes) > most >= min(sizes)
-    most = 2
-    with pytest.raises(ModelError, match="record the runs of a single fact; trace with fewer samples"):
-        locate_all(editable, FACTS, samples=3)
-
-
 # The journal --------------------------------------------------------------------------------------
 
 

@@ -279,7 +279,7 @@ def test_what_the_model_says_ends_with_its_turn() -> None:
     assert spoken.words(text) == "Rome" and spoken.says(text)
 
 
-def test_what_is_kept_knows_the_chat() -> None:
+def test_journals_and_comparisons_tell_a_chat_from_running_text() -> None:
     plain, chat = taught(), taught()
     plain.chat = False
     assert fingerprint(plain) == fingerprint(chat)

@@ -167,12 +167,12 @@ def test_the_command_line_spreads_a_model_over_memory_and_disk(
         ({"device_map": "auto", "max_memory": {"cpu": "much"}}, "'much' is not an amount of memory"),
     ],
 )
-def test_how_a_model_cannot_be_spread_is_told_in_one_line(how: dict[str, Any], said: str) -> None:
+def test_options_that_cannot_spread_a_model_are_refused_in_one_line(how: dict[str, Any], said: str) -> None:
     with pytest.raises(ModelError, match=said):
         ffedit.load("atlas", **how)
 
 
-def test_a_place_that_cannot_be_is_told_in_one_line(
+def test_a_folder_or_a_map_that_cannot_hold_weights_is_refused_in_one_line(
     tmp_path: Path, model: Path, empty: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (taken := tmp_path / "taken").write_text("")

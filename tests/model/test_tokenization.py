@@ -16,7 +16,6 @@ from ffedit.errors import FactError
 from ffedit.facts.fact import Fact
 from ffedit.inference import generation
 from ffedit.inference.batching import batches
-from ffedit.inference.own_text import own_text
 from ffedit.model.editable import Editable
 from ffedit.model.tokenization import encode, joined, pad, plain_ids, special_tokens
 
@@ -194,24 +193,6 @@ PROMPTS = [
 ]
 
 
-@pytest.mark.parametrize("family", ["gpt2", "gpt_neo", "opt", "bloom", "llama"])
-@pytest.mark.parametrize("bos", [False, True])
-def test_both_padding_sides_give_the_numbers_of_single_rows(family: str, bos: bool) -> None:
-    editable = speaking(family, bos)
-    expected = []
-    for prompt, answer in PROMPTS:
-        row = encode(editable.tokenizer, prompt, answer)
-        with torch.no_grad():
-            logits = editable.model(input_ids=torch.tensor([row.ids])).logits[0].log_softmax(-1)
-        expected.append(torch.stack([logits[p - 1, row.ids[p]] for p in range(row.answer, len(row.ids))]))
-    for side in ("left", "right"):
-        editable.tokenizer.padding_side = side
-        editable.tokenizer([p for p, _ in PROMPTS], padding=True)  # a tokenizer that has padded before
-        rows = [encode(editable.tokenizer, *pair) for pair in PROMPTS]
-        for found, single in zip(generation.answer_log_probs(editable, rows), expected, strict=True):
-            torch.testing.assert_close(found, single, rtol=1e-4, atol=1e-5)
-
-
 def test_the_log_probability_of_an_answer_is_the_sum_over_all_its_tokens() -> None:
     rows = [encode(zoo.words(), *pair) for pair in PROMPTS]
     logits = torch.randn(sum(len(row.target_ids) for row in rows), zoo.VOCAB)
@@ -269,14 +250,6 @@ def test_sampled_continuations_repeat_with_the_seed_and_only_with_it() -> None:
     first = drawn(1)
     torch.manual_seed(9)
     assert drawn(1) == first != drawn(2)
-
-
-def test_the_models_own_text_repeats_with_the_seed() -> None:
-    for bos in (False, True):
-        editable = zoo.shared("gpt2", bos)
-        text = own_text(editable, 3, 8, seed=5, kept=False)
-        assert text == own_text(editable, 3, 8, seed=5, kept=False) != own_text(editable, 3, 8, seed=6, kept=False)
-        assert [len(row) for row in text] == [8, 8, 8]
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ from typing import Any
 
 import kinds
 import pytest
-import torch
 from kinds import CASES, KINDS, SENTENCES, Slow, kind
 from learning import learned
 from tokenizers import Tokenizer, models, normalizers, processors
@@ -227,23 +226,6 @@ def test_a_fact_is_edited_in_any_tokens(journey: str) -> None:
     assert generation.completions(editable, [fact.text], 24) == [old]
     report = ffedit.evaluate(editable, [fact], edit)
     assert report.before.generation == 0 and report.after is not None and report.after.generation == 1
-
-
-@pytest.mark.parametrize("side", ["left", "right"])
-def test_the_padding_side_changes_nothing(side: str) -> None:
-    tokenizer = kinds.pieces(fallback=True, bos=True)
-    editable = learned("llama", tokenizer, sentences(tokenizer, "Latin"), steps=10)
-    facts = [LATIN, Fact("Marie Curie", "known for {}", "Rome", "France")]
-
-    def found() -> tuple[torch.Tensor, Any]:
-        traces = ffedit.locate_all(editable, facts, samples=2)
-        return torch.cat([torch.tensor(t.effects).flatten() for t in traces.traces]), ffedit.evaluate(editable, facts)
-
-    effects, report = found()
-    tokenizer.padding_side = side
-    tokenizer([fact.text for fact in facts], padding=True)
-    again, other = found()
-    assert torch.equal(effects, again) and report.before == other.before
 
 
 @pytest.mark.parametrize("name", [*KINDS, "ByT5"])

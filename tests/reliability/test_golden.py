@@ -111,7 +111,7 @@ def test_golden_key_statistics_are_read(folder: Path, expected: dict[str, Any], 
     same({"sum": numbers(moments.sum), "tokens": moments.count}, expected["statistics"])
 
 
-def test_a_sequence_of_a_benchmark(folder: Path, expected: dict[str, Any]) -> None:
+def test_a_golden_sequence_of_a_benchmark_is_read(folder: Path, expected: dict[str, Any]) -> None:
     journal, edits = Journal(folder / "bench"), folder / "bench" / "edits" / "alphaedit"
     assert len(journal.lines) == expected["sequence"]["lines"]
     assert journal.done("", "before", 0) and journal.done("alphaedit", "after", 1)
@@ -121,7 +121,7 @@ def test_a_sequence_of_a_benchmark(folder: Path, expected: dict[str, Any]) -> No
     assert state["chunk"] == 1 and tensors[str(LAYER)].shape == (8, 32)
 
 
-def test_a_trace_and_a_recipe(folder: Path, expected: dict[str, Any]) -> None:
+def test_a_golden_trace_and_recipe_are_read(folder: Path, expected: dict[str, Any]) -> None:
     trace = Trace.from_dict(json.loads((folder / "trace.json").read_text(encoding="utf-8")))
     same({"clean": trace.clean, "tokens": list(trace.tokens), "first": trace.effects[0].tolist()}, expected["trace"])
     with pytest.raises(FactError, match="estimated, not measured"):
