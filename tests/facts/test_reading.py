@@ -11,7 +11,8 @@ from click.testing import CliRunner
 from records import FLAT, MILL, REWRITE, SAMPLES, SECOND, message, samples, write
 
 from ffedit.cli.fact_options import fact_options
-from ffedit.cli.options import Surface, output_options
+from ffedit.cli.options import output_options
+from ffedit.cli.surface import Surface
 from ffedit.facts.fact import Fact
 from ffedit.facts.formats import Shape, parse
 from ffedit.facts.reading import read_facts, sift_facts
