@@ -12,7 +12,6 @@ from ffedit.cli.destinations import Destinations
 from ffedit.cli.fact_options import fact_options
 from ffedit.cli.surface import Surface
 from ffedit.editor.names import method_names
-from ffedit.facts.fact import by_subject
 
 
 @click.command()
@@ -49,5 +48,5 @@ def apply(
     paths = {name: given.pop(name) for name in ("out", "save_recipe", "export_to", "hub", "force", "plot")}
     destinations = Destinations(json_to=surface.json_to, html=html, **paths)
     destinations.check()
-    text = solving.text(len(by_subject(given["facts"])))
-    work.apply(surface, destinations, solving, text, method, dry_run, **given)
+    solving.check_text()
+    work.apply(surface, destinations, solving, method, dry_run, **given)

@@ -18,7 +18,7 @@ from ffedit.cli.surface import Surface, is_first_process, logged
 from ffedit.editor.edit_files import check_edit_folder
 from ffedit.errors import EditError
 from ffedit.files.atomic import check_file
-from ffedit.inference.corpus import Corpus, tokens_for
+from ffedit.inference.corpus import Corpus
 from ffedit.loading.names import check_name
 from ffedit.safety.require import parse_requirements
 
@@ -149,11 +149,9 @@ class Solving:
     stats_from: Path | None = None
     protect: Path | None = None
 
-    def text(self, subjects: int) -> Corpus:
-        """Return the text for an edit of so many subjects. Raises EditError where there is none."""
-        text = Corpus(self.corpus, tokens_for(subjects), self.seed)
-        text.check()
-        return text
+    def check_text(self) -> None:
+        """Raise EditError where there is no such text."""
+        Corpus(self.corpus).check()
 
     @property
     def inputs(self) -> dict[str, str]:

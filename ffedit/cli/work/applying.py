@@ -35,7 +35,7 @@ from ffedit.evaluator import METRICS, Report, questions
 from ffedit.exporter import packed_edit
 from ffedit.exporter.exporting import export_with
 from ffedit.exporter.gguf import source_file
-from ffedit.facts.fact import Fact
+from ffedit.facts.fact import Fact, by_subject
 from ffedit.facts.fact_token import FactToken, check_word
 from ffedit.facts.reading import LeftOutRecords
 from ffedit.facts.text import counted, quoted
@@ -55,13 +55,12 @@ def apply(
     surface: Surface,
     destinations: Destinations,
     solving: Solving,
-    text: Corpus,
     method: str,
     dry_run: bool,
     **given: Any,
 ) -> None:
     """Write facts into a model, or with `dry_run` show the steps and how long they take."""
-    application = Application(surface, destinations, solving, text, method, **given)
+    application = Application(surface, destinations, solving, method, **given)
     application.plan() if dry_run else application.run()
 
 
@@ -76,7 +75,6 @@ class Application:
     surface: Surface
     destinations: Destinations
     solving: Solving
-    text: Corpus
     method: str
     facts: list[Fact]
     model: ModelOptions
@@ -102,14 +100,14 @@ class Application:
         protected = protected_texts(self.editable, facts, self.config.key)
         for name in () if protected is None else protected.left_out:
             self.surface.note(f"{name!r} is not protected, because a fact is about it")
-        self.stats = stats_of(self.solving, self.text, self.editable)
+        self.stats = stats_of(self.solving, len(by_subject(facts)), self.editable)
         self.ends["load"] = perf_counter()
 
     def plan(self) -> None:
         """Show what would be done, and how long it takes."""
         self.group.disband()
         layer = known_layer(self.editable, self.facts, self.layers, self.allowed, self.method, self.config)
-        to_read = self.text if self.stats is self.text else None
+        to_read = self.stats if isinstance(self.stats, Corpus) else None
         asked = (self.editable, self.facts, self.method, layer, self.spread, self.config, to_read, self._show_trace)
         planned = estimate(*asked)
         self.surface.show(model_line(self.editable), plan(planned, self.destinations.words()))

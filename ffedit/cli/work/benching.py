@@ -53,7 +53,7 @@ def bench(
         where=None if where is None else (field, value),
     )
     facts = sifted.facts[:limit]
-    text = solving.text(most_subjects(facts, parsed))
+    solving.check_text()
     editable = load_model(model, surface)
     chosen = _highest_and_below(layers, spread, len(editable.layers))
     try:
@@ -67,7 +67,7 @@ def bench(
                 layers=chosen,
                 spread=spread,
                 config=configs,
-                stats=stats_of(solving, text, editable),
+                stats=stats_of(solving, most_subjects(facts, parsed), editable),
                 process_group=workers,
                 progress=progress,
                 unusable=[{"record": number, "reason": reason} for number, reason in sifted.left_out],
