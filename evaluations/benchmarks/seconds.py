@@ -24,7 +24,7 @@ from typing import Any
 import click
 
 import ffedit
-from ffedit.cli.stages import Products, fastest_products
+from ffedit.cli.work.stages import Products, fastest_products
 from ffedit.layer_choice.published import auto_layer
 
 HERE = Path(__file__).parents[1]
@@ -41,7 +41,7 @@ def run(command: list[str], log: Path) -> dict[str, Any]:
     seconds = time.perf_counter() - started
     if status:
         raise SystemExit(f"{' '.join(command)}: failed; see {log}")
-    lines = [line.partition("ffedit.cli.stages: ")[2] for line in log.read_text(encoding="utf-8").splitlines()]
+    lines = [line.partition("ffedit.cli.work.stages: ")[2] for line in log.read_text(encoding="utf-8").splitlines()]
     return {"seconds": seconds, "peak": usage.ru_maxrss * 1024, "stages": [line for line in lines if line]}
 
 

@@ -18,7 +18,7 @@ output o of a layer and y = r + o, top(x) the most probable token of x:
 - four cases: *residual*, top(y) = top(r) ≠ top(o); *feed-forward*, top(y) = top(o) ≠ top(r); *agreement*, all three are
   the same; *compromise*, top(y) is neither.
 
-Shallow patterns and the removal of tokens are those of `ffedit inspect memory` (`ffedit/inspector/keys.py`).
+Shallow patterns and the removal of tokens are explained in `key_analyses.py`.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from typing import Any, NamedTuple
 
 import click
 import torch
+from key_analyses import Frequencies, Shallow, removal
 from torch import Tensor
 
 import ffedit
 from ffedit.display.terminal.progress_bar import progress_bars
 from ffedit.editor.provenance import versions
-from ffedit.inspector.keys import Frequencies, Shallow, removal
 from ffedit.inspector.rows import NOTHING, Positions
 from ffedit.inspector.views import log_prob_batches
 from ffedit.model.editable import Seen, Stack

@@ -10,8 +10,8 @@ import rich_click as click
 from ffedit.cli import options, work
 from ffedit.cli.destinations import Destinations
 from ffedit.cli.fact_options import fact_options
+from ffedit.cli.surface import Surface
 from ffedit.editor.names import method_names
-from ffedit.facts.fact import by_subject
 
 
 @click.command()
@@ -47,11 +47,11 @@ from ffedit.facts.fact import by_subject
 @click.option("--strict", is_flag=True, help="Refuse an edit that breaks a guardrail; the default is to warn.")
 @options.html_option
 def apply(
-    solving: options.Solving, surface: options.Surface, dry_run: bool, html: Path | None, method: str, **given: Any
+    solving: options.Solving, surface: Surface, dry_run: bool, html: Path | None, method: str, **given: Any
 ) -> None:
     """Write the facts of FACTS (files of any shape, a data set, or -) into a model."""
     paths = {name: given.pop(name) for name in ("out", "save_recipe", "export_to", "hub", "force", "plot")}
     destinations = Destinations(json_to=surface.json_to, html=html, **paths)
     destinations.check()
-    text = solving.text(len(by_subject(given["facts"])))
-    work.apply(surface, destinations, solving, text, method, dry_run, **given)
+    solving.check_text()
+    work.apply(surface, destinations, solving, method, dry_run, **given)

@@ -7,7 +7,8 @@ from collections.abc import Callable
 import rich_click as click
 from rich.text import Text
 
-from ffedit.cli.options import Surface, output_options
+from ffedit.cli.options import output_options
+from ffedit.cli.surface import Surface
 from ffedit.files import cache as store
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 import rich_click as click
 
 import ffedit
-from ffedit.cli.options import FILE, LOADING, Surface, output_options
+from ffedit.cli.options import FILE, LOADING, output_options
+from ffedit.cli.surface import Surface
 from ffedit.files.atomic import check_free
 
 

@@ -7,11 +7,10 @@ from itertools import product
 from pathlib import Path
 from shlex import join
 
-from rich.console import RenderableType
 from rich.text import Text
 
 from ffedit.display.figures.saving import check_plot
-from ffedit.display.terminal.messages import Commands
+from ffedit.display.terminal.messages import next_commands
 from ffedit.errors import EditError
 from ffedit.facts.fact import Fact
 from ffedit.files.atomic import check_file, check_free
@@ -83,12 +82,12 @@ class Destinations:
             parts.append(f"undo: {join(['ffedit', 'undo', str(self.export_to), '--out', 'as-before'])}")
         return parts
 
-    def next_step(self, fact: Fact, chat: bool) -> RenderableType:
+    def next_step(self, fact: Fact, chat: bool) -> Text:
         """Suggest the commands to type next."""
         ask = ["ffedit", "ask", fact.text, *(["--chat"] if chat else [])]
         if self.export_to is not None:
-            return Commands([join([*ask, "--model", str(self.export_to)])])
+            return next_commands(join([*ask, "--model", str(self.export_to)]))
         if self.out is not None:
             export = ["ffedit", "export", str(self.out), "--out", "DIR"]
-            return Commands([join([*ask, "--edit", str(self.out)]), join(export)])
+            return next_commands(join([*ask, "--edit", str(self.out)]), join(export))
         return Text("Not saved: --out DIR keeps the edit, --export DIR the edited model.")

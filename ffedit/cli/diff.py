@@ -7,7 +7,8 @@ from pathlib import Path
 import rich_click as click
 
 from ffedit.cli import work
-from ffedit.cli.options import FILE, Surface, output_options
+from ffedit.cli.options import FILE, output_options
+from ffedit.cli.surface import Surface
 from ffedit.files.atomic import check_free
 
 

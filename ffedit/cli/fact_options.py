@@ -9,7 +9,8 @@ from typing import Any
 
 import rich_click as click
 
-from ffedit.cli.options import Command, Surface
+from ffedit.cli.options import Command
+from ffedit.cli.surface import Surface
 from ffedit.errors import EditError
 from ffedit.facts.fact import Fact
 from ffedit.facts.formats import Shape

@@ -5,7 +5,8 @@ from __future__ import annotations
 import rich_click as click
 
 from ffedit.cli import work
-from ffedit.cli.options import Surface, output_options
+from ffedit.cli.options import output_options
+from ffedit.cli.surface import Surface
 
 
 @click.command()

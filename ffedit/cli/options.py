@@ -7,37 +7,20 @@ wrong path are answered at once. What computes stands in `ffedit.cli.work`, whic
 from __future__ import annotations
 
 import functools
-import json
-import logging
-import os
-import shlex
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from time import perf_counter
 from typing import Any, TypeVar
 
 import rich_click as click
-from click import get_current_context
-from rich.console import RenderableType
-from rich.status import Status
-from rich.text import Text
 
-from ffedit.cli import work
-from ffedit.display.terminal.console import PlainConsole
-from ffedit.display.terminal.messages import Commands
-from ffedit.display.terminal.progress_bar import progress_bars
+from ffedit.cli.surface import Surface, is_first_process, logged
 from ffedit.editor.edit_files import check_edit_folder
 from ffedit.errors import EditError
-from ffedit.facts.text import visible
-from ffedit.files.atomic import check_file, finite, text_ready
-from ffedit.inference.corpus import Corpus, tokens_for
+from ffedit.files.atomic import check_file
+from ffedit.inference.corpus import Corpus
 from ffedit.loading.names import check_name
-from ffedit.progress import Progress
 from ffedit.safety.require import parse_requirements
-from ffedit.version import __version__
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 FILE = click.Path(path_type=Path)
@@ -83,8 +66,20 @@ LOADING = {
 }
 
 
+@dataclass(frozen=True)
+class ModelOptions:
+    """The model that `--model` names, None without it, and the options of loading it (`work.model.load_model`)."""
+
+    name: str | None
+    loading: Mapping[str, Any]
+
+    def of(self, name: str) -> ModelOptions:
+        """Return the same options for another model, of which the revision is not said."""
+        return ModelOptions(name, {**self.loading, "revision": None})
+
+
 def model_options(command: Command) -> Command:
-    """Add `--model` and the loading options; the command receives `load_model` (`work.load_model`)."""
+    """Add `--model` and the loading options; the command receives them as `model`."""
 
     @click.option(
         "--model",
@@ -99,11 +94,7 @@ def model_options(command: Command) -> Command:
         if model is not None:
             check_name(model)
         surface.announce(f"loading {model or 'the model'}")
-
-        def load_model(*args: Any, **how: Any) -> Any:
-            return work.load_model(surface, model, loading, *args, **how)
-
-        return command(load_model=load_model, surface=surface, **kwargs)
+        return command(model=ModelOptions(model, loading), surface=surface, **kwargs)
 
     return wrapped  # type: ignore[return-value]
 
@@ -148,11 +139,9 @@ class Solving:
     stats_from: Path | None = None
     protect: Path | None = None
 
-    def text(self, subjects: int) -> Corpus:
-        """Return the text for an edit of so many subjects. Raises EditError where there is none."""
-        text = Corpus(self.corpus, tokens_for(subjects), self.seed)
-        text.check()
-        return text
+    def check_text(self) -> None:
+        """Raise EditError where there is no such text."""
+        Corpus(self.corpus).check()
 
     @property
     def inputs(self) -> dict[str, str]:
@@ -247,11 +236,6 @@ def _checked(context: click.Context, option: click.Parameter, target: Path | Non
 html_option = click.option("--html", type=FILE, metavar="FILE", callback=_checked, help="Write a page for a browser.")
 
 
-def is_first_process() -> bool:
-    """Return True for the process that shows and writes, of several that `accelerate launch` started, or alone."""
-    return int(os.environ.get("RANK", "0")) == 0 or int(os.environ.get("WORLD_SIZE", "1")) == 1
-
-
 def output_options(command: Command) -> Command:
     """Add `--json`, `--quiet`, `--verbose` and `--log`; the command, and the options above it, receive a `surface`."""
 
@@ -267,119 +251,3 @@ def output_options(command: Command) -> Command:
             return command(surface=Surface(json_to, quiet, verbose), **kwargs)
 
     return wrapped  # type: ignore[return-value]
-
-
-@contextmanager
-def logged(verbose: bool, file: Path | None) -> Iterator[None]:
-    """Log what ffedit does within the block, on standard error or to a file or both."""
-    handlers: list[logging.Handler] = [logging.StreamHandler()] if verbose else []
-    handlers += [LogFile(file, encoding="utf-8")] if file is not None else []
-    logger, started = logging.getLogger("ffedit"), perf_counter()
-    level = logger.level
-    for handler in handlers:
-        handler.setFormatter(OneLine("%(asctime)s %(name)s: %(message)s"))
-        logger.addHandler(handler)
-        logger.setLevel(logging.INFO)
-    try:
-        logger.info("ffedit %s: %s", __version__, shlex.join(map(str, get_current_context().obj or [])))
-        yield
-        logger.info("done in %.1f s", perf_counter() - started)
-    except BaseException as error:
-        logger.info("%s after %.1f s: %s", type(error).__name__, perf_counter() - started, error)
-        raise
-    finally:
-        for handler in handlers:
-            logger.removeHandler(handler)
-            handler.close()
-        logger.setLevel(level)
-
-
-class LogFile(logging.FileHandler):
-    """A log that ends where it cannot be written: a full disk must not cost the result, nor show a traceback."""
-
-    def handleError(self, record: logging.LogRecord) -> None:
-        """Write nothing from now on."""
-        self.setLevel(logging.CRITICAL + 1)
-
-    def close(self) -> None:
-        """Close the file; a full disk, which may refuse the last lines, has been seen by then."""
-        try:
-            super().close()
-        except OSError:
-            return
-
-
-class OneLine(logging.Formatter):
-    """Format a record on one line, with invisible characters visible: its text may be of a file or a model."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        """Return the line."""
-        return visible(super().format(record))
-
-
-class Surface:
-    """The output of a command: a terminal, and optionally one JSON object, whose file is checked first."""
-
-    def __init__(self, json_to: str | None = None, quiet: bool = False, verbose: bool = False) -> None:
-        if json_to is not None and json_to != "-":
-            check_file(Path(json_to))
-        self.json_to = json_to
-        self.quiet = quiet or json_to == "-"
-        self.verbose = verbose
-        self._notes = not quiet
-        self._console = PlainConsole(quiet=self.quiet)
-        self._status: Status | None = None
-
-    def show(self, *parts: RenderableType | None) -> None:
-        """Print the parts, each followed by an empty line."""
-        self._stop()
-        for part in parts:
-            if part is not None:
-                whole = isinstance(part, Commands) or (isinstance(part, Text) and bool(part.no_wrap))
-                self._console.print(part, soft_wrap=whole)
-                self._console.print()
-
-    def note(self, text: str) -> None:
-        """Print a line on standard error, with `--json -` as well."""
-        if self._notes:
-            click.echo(visible(text), err=True)
-
-    def announce(self, what: str) -> None:
-        """Show on a terminal what is being done, until something else is shown or the command ends."""
-        console = PlainConsole(stderr=True)
-        if console.is_terminal and not self.quiet:
-            self._stop()
-            self._status = console.status(f"{what} …")
-            self._status.start()
-            get_current_context().call_on_close(self._stop)
-
-    def _stop(self) -> None:
-        if self._status is not None:
-            self._status.stop()
-
-    @contextmanager
-    def progress(self) -> Iterator[Progress]:
-        """Show progress bars until the block ends; where ffedit logs, log what each stage took, too."""
-        self._stop()
-        with progress_bars(self.quiet) as progress:
-            if not logging.getLogger("ffedit").isEnabledFor(logging.INFO):
-                yield progress
-                return
-            with work.timed_stages(progress) as timed:
-                yield timed
-
-    def write_json(self, result: dict[str, Any]) -> None:
-        """Write the result to the file of `--json`, or to standard output for `-`. Raises EditError if it cannot."""
-        with self.json_ready(result):
-            pass
-
-    @contextmanager
-    def json_ready(self, result: dict[str, Any]) -> Iterator[None]:
-        """Write the result as `write_json` does, but only when the block ends without an error."""
-        if self.json_to is None or self.json_to == "-":
-            yield
-            if self.json_to:
-                sys.stdout.write(json.dumps(finite(result), indent=2) + "\n")
-        else:
-            with text_ready(Path(self.json_to), json.dumps(finite(result), indent=2, ensure_ascii=False) + "\n"):
-                yield

@@ -17,7 +17,8 @@ import yaml
 from ffedit.cli import work
 from ffedit.cli.apply import apply
 from ffedit.cli.export import export
-from ffedit.cli.options import FILE, LOADING, is_first_process
+from ffedit.cli.options import FILE, LOADING
+from ffedit.cli.surface import is_first_process
 from ffedit.errors import EditError, FFEditError, brief
 from ffedit.facts.fact import show
 from ffedit.files.placing import beside

@@ -8,7 +8,8 @@ from typing import Any
 import rich_click as click
 
 from ffedit.cli import work
-from ffedit.cli.options import FILE, Surface, output_options, writing_options
+from ffedit.cli.options import FILE, output_options, writing_options
+from ffedit.cli.surface import Surface
 from ffedit.files.atomic import check_free
 from ffedit.loading.names import check_name
 

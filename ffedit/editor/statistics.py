@@ -240,7 +240,7 @@ def moments_for(
 ) -> Mapping[Address, KeyMoments]:
     """Return the second moments of `memories` for an edit: `stats`, or those of the text `stats` or a default one."""
     if stats is None:
-        stats = Corpus(tokens=tokens_for(subjects), seed=seed)
+        stats = text_for(editable, subjects, seed)
     if isinstance(stats, Corpus):
         stats = collect(editable, memories, stats, progress, group=group)
     else:
@@ -254,6 +254,11 @@ def moments_for(
                 "(`ffedit stats --tokens`, `--corpus`)"
             )
     return stats
+
+
+def text_for(editable: Editable, subjects: int, seed: int, path: Path | str | None = None) -> Corpus:
+    """Return the text for an edit of so many subjects: that of `path`, or a default one."""
+    return Corpus(path, tokens_for(subjects, max(ff.d_ff for ff in editable.feed_forward)), seed)
 
 
 def check_stats(editable: Editable, memories: Sequence[KeyValueMemory], stats: Mapping[Address, KeyMoments]) -> None:

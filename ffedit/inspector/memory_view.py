@@ -1,8 +1,8 @@
-"""One memory: the distribution of its value, the triggers of its key, and whether the two agree.
+"""One memory: the distribution of its value, and the triggers of its key.
 
 The value is read as a distribution over the vocabulary; the key by its triggers, the prefixes of a text on which its
-coefficient is largest (Geva et al. 2021, arXiv 2012.14913, sections 3 and 4). They *agree* where the value's top token
-is the one that follows the top trigger.
+coefficient is largest (Geva et al. 2021, arXiv 2012.14913, sections 3 and 4). Key and value *agree* where the value
+ranks the token that follows a trigger first.
 
 The coefficient of an expert's memory has its router's weight inside, k_e = g_e m_e: it is 0 at a token that the router
 does not send to the expert.
@@ -18,7 +18,6 @@ from torch import Tensor
 from ffedit.algebra.linalg import double
 from ffedit.inference import replay
 from ffedit.inference.corpus import Corpus
-from ffedit.inspector.keys import TOKENS_PER_BATCH, Frequencies, Removal, Shallow, removal
 from ffedit.inspector.rows import NOTHING, Positions
 from ffedit.inspector.views import (
     Distribution,
@@ -28,17 +27,16 @@ from ffedit.inspector.views import (
     View,
     log_probabilities,
     rank,
-    token_text,
 )
 from ffedit.model.editable import Stack, check_model
 from ffedit.model.feed_forward import FeedForward, Keys
 from ffedit.model.memory import KeyValueMemory
-from ffedit.model.tokenization import decode
 from ffedit.notebook import Displayed
 from ffedit.progress import Progress, silent
 
 # Tokens of the corpus, by default.
 READ_TOKENS = 2**13
+TOKENS_PER_BATCH = 4096
 
 
 @dataclass(frozen=True)
@@ -67,13 +65,6 @@ class MemoryView(View, Displayed):
     tokens: int  # number of positions that were read
     active: float  # share of them at which the coefficient is positive
     triggers: tuple[Trigger, ...]  # the prefixes with the largest coefficients, equal ones once
-    shallow: Shallow | None  # their most frequent endings; None without triggers
-    endings: tuple[str, str | None] | None  # the last token, and the last two, that most of them end in, as text
-    agrees: bool | None  # whether the value's top token follows the top trigger; None without triggers, in an encoder
-    agreeing: float | None  # share of triggers that it follows; None in an encoder
-    chance: float | None  # share of all positions of the text that it follows; None in an encoder
-    # Change of the coefficient when a token is removed; None without prefixes of two tokens.
-    removal: Removal | None
     stack: str = "decoder"  # or "encoder"
     # Differences from a causal decoder, and what could not be measured; None for a causal decoder.
     note: str | None = None
@@ -114,23 +105,13 @@ def inspect_memory(
     log_p = log_probabilities(editable, value[None])[0]
     positions = Positions.of(editable, corpus, progress)
     coefficients, sent = _coefficients(editable, feed_forward, slot.index, positions, progress)
-    best = positions.largest(coefficients, top)
-    contexts = [positions.context(position) for position in best]
-    following = torch.tensor([positions.next(position) for position in range(len(positions))])
-    predicts_next, agrees = positions.layout.predicts_next, following == log_p.argmax()
     triggers = []
-    for position, context in zip(best, contexts, strict=True):
-        token = int(following[position])
+    for position in positions.largest(coefficients, top):
+        token = positions.next(position)
         next_token = None if token == NOTHING else TokenProbability.of(tokenizer, log_p, token)
         next_rank = None if token == NOTHING else rank(log_p, token)
-        triggers.append(Trigger(Prefix.of(tokenizer, *context), float(coefficients[position]), next_token, next_rank))
-    text = Frequencies.of(row[: positions.layout.length(row)] for row in positions.rows)
-    shallow = Shallow.of(contexts, text)
-    endings = None
-    if shallow is not None:
-        pair = None if shallow.pair is None else decode(tokenizer, shallow.pair)
-        endings = token_text(tokenizer, shallow.last), pair
-    prefixes = [context.ids for context in contexts] if editable.causal else []
+        prefix = Prefix.of(tokenizer, *positions.context(position))
+        triggers.append(Trigger(prefix, float(coefficients[position]), next_token, next_rank))
     return MemoryView(
         model=editable.name,
         slot=slot,
@@ -143,12 +124,6 @@ def inspect_memory(
         tokens=len(positions),
         active=float(double(coefficients > 0).mean()),
         triggers=tuple(triggers),
-        shallow=shallow,
-        endings=endings,
-        agrees=bool(agrees[best[0]]) if best and predicts_next else None,
-        agreeing=int(agrees[best].sum()) / max(1, len(best)) if predicts_next else None,
-        chance=float(double(agrees).mean()) if predicts_next else None,
-        removal=removal(editable, feed_forward, slot.index, prefixes),
         stack=editable.kind,
         note=positions.layout.note,
         sent=None if matrix.slot is None else sent,

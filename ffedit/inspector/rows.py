@@ -86,8 +86,7 @@ class RowLayout:
 
 
 _BOTH_SIDES = (
-    "An encoder sees both sides of a position and predicts no next token: what follows a trigger and the removal of "
-    "tokens from a prefix are not measured."
+    "An encoder sees both sides of a position and predicts no next token: what follows a trigger is not measured."
 )
 CAUSAL = RowLayout()
 ENCODER = RowLayout(True, False, f"{_BOTH_SIDES} States are read through its masked-language head.")
@@ -99,8 +98,7 @@ ENCODER_OF_PAIR = RowLayout(
 )
 BESIDE_ENCODER = RowLayout(
     whole=True,
-    note="The decoder says each text again that its encoder reads, and sees all of it through the encoder: the removal "
-    "of tokens from a prefix is not measured.",
+    note="The decoder says each text again that its encoder reads, and sees all of it through the encoder.",
 )
 
 

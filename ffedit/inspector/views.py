@@ -170,9 +170,3 @@ class Prefix(View):
         last = up_to[len(before) :] if up_to.startswith(before) else ""
         after = whole[len(up_to) :] if whole.startswith(up_to) else decode(tokenizer, ids[at + 1 :], special=False)
         return cls(before, last or token_text(tokenizer, ids[at]), after)
-
-    def marked(self, most: int) -> str:
-        """Return the text in one piece, about `most` characters around the position's token, which is marked «so»."""
-        space = self.last[: len(self.last) - len(self.last.lstrip())]
-        half = most // 2
-        return f"{self.text[-half:]}{space}«{self.last.strip() or self.last}»{self.after[:half]}"

@@ -25,7 +25,7 @@ from ffedit.editor.checks import in_reach
 from ffedit.editor.config import EditConfig
 from ffedit.editor.methods import METHODS, check_method, preset
 from ffedit.editor.names import MethodName
-from ffedit.editor.statistics import collect
+from ffedit.editor.statistics import collect, text_for
 from ffedit.editor.write import write
 from ffedit.errors import EditError, FactError
 from ffedit.evaluator.evaluate import Evaluation
@@ -35,7 +35,7 @@ from ffedit.evaluator.scores import Scores, mean_scores
 from ffedit.facts.fact import Fact, FactLike, as_facts, by_subject
 from ffedit.facts.reading import read_facts
 from ffedit.inference import generation
-from ffedit.inference.corpus import Corpus, tokens_for
+from ffedit.inference.corpus import Corpus
 from ffedit.layer_choice.published import AutoLayer, auto_layer
 from ffedit.model.editable import Editable, check_model
 from ffedit.model.memory import Address, as_layers
@@ -120,7 +120,7 @@ def edit_at(
     moments: Mapping[Address, KeyMoments] | None = None
     if METHODS[method].statistics:
         memories = [memory for layer in layers for memory in editable.feed_forward[layer].memories]
-        text = stats or Corpus(tokens=tokens_for(len(by_subject(facts))), seed=config.seed)
+        text = stats or text_for(editable, len(by_subject(facts)), config.seed)
         moments = collect(editable, memories, text, progress)
     rows = []
     for layer in layers:

@@ -33,13 +33,13 @@ from ffedit.editor.config import EditConfig
 from ffedit.editor.key import PromptSet, build_prompts, read_keys, read_layers, without_sinks
 from ffedit.editor.metric import metric
 from ffedit.editor.name_keys import NameMoment, mention_of, name_moments, read_names
-from ffedit.editor.statistics import by_layer, cached_layers, moments_for
+from ffedit.editor.statistics import by_layer, cached_layers, moments_for, text_for
 from ffedit.editor.target_layers import find_ff_layers
 from ffedit.errors import EditError, FactError
 from ffedit.facts.fact import Fact, FactLike, as_facts
 from ffedit.facts.text import counted, number
 from ffedit.inference.batching import refuse_out_of_memory
-from ffedit.inference.corpus import Corpus, tokens_for
+from ffedit.inference.corpus import Corpus
 from ffedit.inference.names import alike, mention
 from ffedit.layer_choice.look_alikes import look_alikes, measured_names, neighbor_subjects
 from ffedit.layer_choice.published import auto_layer
@@ -137,13 +137,6 @@ class SiteMap(Displayed):
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return {name: v.tolist() if isinstance(v, np.ndarray) else v for name, v in values.items()}
 
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> SiteMap:
-        """Build a map from what `to_dict` returned, also by way of JSON with null for NaN."""
-        arrays = {name: np.asarray(values[name], str if name == "hit" else float) for name in ARRAYS}
-        lists = {name: tuple(values[name]) for name in ("layers", "tokens", "subject")}
-        return cls(**{**values, **arrays, **lists, "look_alikes": tuple(map(tuple, values["look_alikes"]))})
-
     def save(self, path: str | Path) -> None:
         """Write the numbers as `.npz`; the array `axes` names the axes of those that have them."""
         values = {name: value for name, value in self.to_dict().items() if name != "look_alikes"}
@@ -180,7 +173,7 @@ def site_map(
     config = config or EditConfig()
     EditError.require(config, EditConfig, "an EditConfig was expected: ffedit.EditConfig(seed=1)")
     (fact,) = as_facts(fact)
-    stats = Corpus(tokens=tokens_for(1), seed=config.seed) if stats is None else stats
+    stats = text_for(editable, 1, config.seed) if stats is None else stats
     chosen = _layers(editable, layers, stats)
     # As in a trace, so that the tokens are the same.
     prompt = editable.encode(fact.text, fact.previous or "", fact.span, editable.max_tokens)

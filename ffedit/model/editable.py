@@ -31,6 +31,7 @@ from ffedit.model import storage
 from ffedit.model.discover import ResidualAdd, find_residual_adds
 from ffedit.model.experts import Routed
 from ffedit.model.feed_forward import FeedForward
+from ffedit.model.few_rows import few_rows
 from ffedit.model.hooks import capture, eval_mode, replace_input, skipped, watched
 from ffedit.model.memory import Address, KeyValueMemory, Memories
 from ffedit.model.roles import ATTENTION_ROLES
@@ -139,7 +140,7 @@ class Stack(Displayed):
         """
         if cache is not None:
             inputs["cache" if "cache" in signature(self.model.forward).parameters else "past_key_values"] = cache
-        with eval_mode(self.model):
+        with eval_mode(self.model), few_rows(self.model):
             return self.model(**inputs)
 
     def forward(

@@ -23,7 +23,7 @@ from ffedit.model.editable import Stack
 
 Cache: TypeAlias = "dict[str, tuple[Any, Any, Any]]"  # `Stack.hashed`
 SAMPLE = 4096
-PART = 2**22
+PART = 2**18  # numbers that are summed at once on a CPU, in its cache: a sum copies them to int64
 WHOLE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 PROBE = "The Eiffel Tower, 300 m tall, was BUILT in 1889; it's in Paris.\n东京 Zürich\t"
 
@@ -93,4 +93,4 @@ def _once(hashed: Cache, name: str, source: object, state: object, read: Callabl
 def _summed(flat: Tensor) -> int:
     """Sum the entries as whole numbers: the same in any order, on any device and with any number of threads."""
     whole = flat.view(WHOLE[flat.element_size()])
-    return sum(int(chunk.sum(dtype=torch.int64)) for chunk in whole.split(PART))  # in parts: a sum copies to int64
+    return sum(int(chunk.sum(dtype=torch.int64)) for chunk in whole.split(PART if flat.is_cpu else 64 * PART))

@@ -139,7 +139,7 @@ def add_at(module: nn.Module, positions: Tensor, added: Tensor) -> AbstractConte
 
 def skipped(module: nn.Module, output: Any) -> AbstractContextManager[None]:
     """Make `module` return `output` without running."""
-    return _replace_forward(module, lambda *args, **kwargs: output)
+    return replace_forward(module, lambda *args, **kwargs: output)
 
 
 def only_at(module: nn.Module, rows: Tensor, positions: Tensor) -> AbstractContextManager[None]:
@@ -159,11 +159,11 @@ def only_at(module: nn.Module, rows: Tensor, positions: Tensor) -> AbstractConte
                 return output
         return original(*args, **kwargs)
 
-    return _replace_forward(module, forward)
+    return replace_forward(module, forward)
 
 
 @contextmanager
-def _replace_forward(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
+def replace_forward(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
     """Make `module` compute `forward`."""
     # An instance attribute shadows the method, and may itself be shadowed already (accelerate's offloading does so).
     original = module.__dict__.get("forward")

@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM
 import ffedit
 from ffedit import CheckError, Edit
 from ffedit.cli import apply as apply_command
-from ffedit.cli.options import Surface
+from ffedit.cli.surface import Surface
 from ffedit.evaluator import METRICS, NAMES
 
 __all__ = ["apply", "here", "run", "thorough_apply"]
@@ -33,8 +33,9 @@ SCORES -= {"portability", "keep", "also", "cross_lingual"}  # which are not aske
 def test_apply_shows_the_whole_argument(thorough_apply: Command, here: Path) -> None:
     before = disk(here)
     done = thorough_apply("fact.json", "--layer", "1")
-    # A slow machine shows how far the statistics are.
-    assert done.code == 0 and all(line.startswith("collecting key statistics") for line in done.err.splitlines())
+    # A slow machine shows how far a stage is.
+    stages = ("collecting key statistics", "choosing the value", "measuring")
+    assert done.code == 0 and all(line.startswith(stages) for line in done.err.splitlines())
     result = ["the Eiffel tower is located in   Paris → Rome   took", "\nsays it in ", "\nlayer 1 of ", "efficacy"]
     result.append("Not saved: --out DIR keeps the edit, --export DIR the edited model.")
     places = [done.out.find(words) for words in result]

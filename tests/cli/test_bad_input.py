@@ -201,19 +201,10 @@ def test_tokens_that_the_subject_lacks_are_found_before_the_work(
     assert told in apply("fact.json", "--layer", "0", "--fact-token", token, loads=loads)
 
 
-@pytest.mark.parametrize("condition", ["beauty>=1", "efficacy=1", "efficacy>=high", "efficacy>=1e", "efficacy"])
-def test_requirements_are_read_before_the_model(apply: Refuses, condition: str) -> None:
-    assert condition in apply("fact.json", "--require", condition, loads=False)
-
-
 @pytest.mark.parametrize("option", ["--out", "--export", "--json", "--plot", "--corpus"])
 @pytest.mark.parametrize("place", ["fact.json/p.png", "/proc/p.png"])
 def test_places_that_cannot_be_written_are_found_before_the_model(apply: Refuses, option: str, place: str) -> None:
     assert place in apply("fact.json", option, place, loads=False) or option == "--corpus"
-
-
-def test_a_figure_of_an_unknown_kind_is_refused_before_the_model(apply: Refuses) -> None:
-    assert ".png, .svg, .pdf" in apply("fact.json", "--plot", "p.gif", loads=False)
 
 
 def test_folders_that_exist_are_kept(apply: Refuses, refuses: Refuses, here: Path) -> None:

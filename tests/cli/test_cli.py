@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from commands import Command, apply, here, loads, run, thorough_apply
-from shell import FACT, process, shell
+from shell import FACT, shell
 
 import ffedit
 from ffedit import Edit
@@ -128,13 +128,6 @@ def test_the_cache_is_filled_listed_and_cleared(run: Command, model: Path, cache
     assert kept["bytes"] == sum(entry["bytes"] for entry in kept["entries"]) and len(kept["entries"]) == 5
     assert "0.00 MB set free" in run("cache", "prune", "--max-size", "0B").out, "what was just used stays"
     assert run("cache", "clear").code == 0 and "0 files" in run("cache", "list").out
-
-
-def test_version_and_help_do_not_wait_for_torch() -> None:
-    for option in ("--version", "--help"):
-        done = process("-X", "importtime", "-m", "ffedit", option)
-        assert done.code == 0 and (ffedit.__version__ in done.out or "apply" in done.out)
-        assert "ffedit.cli" in done.err and "torch" not in done.err and "transformers" not in done.err
 
 
 def test_the_public_names_are_all_there() -> None:

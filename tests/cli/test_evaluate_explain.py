@@ -10,9 +10,9 @@ from commands import loads
 from jsonschema import Draft202012Validator
 from shell import TEXT, shell
 
-from ffedit.cli import result
+import ffedit
 
-SCHEMA = Draft202012Validator(json.loads(Path(str(result.__file__)).with_name("result.schema.json").read_text()))
+SCHEMA = Draft202012Validator(json.loads((Path(ffedit.__file__).parent / "cli" / "result.schema.json").read_text()))
 FACT = {"subject": "Eiffel Tower", "prompt": "{} is located in the city of", "target": "Rome", "previous": "Paris"}
 ASKED = {
     "paraphrases": ["The city that is home to {} is called", "The old tower is located in the city of"],

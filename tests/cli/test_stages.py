@@ -8,8 +8,8 @@ from itertools import chain, repeat
 import pytest
 import torch
 
-from ffedit.cli import stages
-from ffedit.cli.options import Surface
+from ffedit.cli.surface import Surface
+from ffedit.cli.work import stages
 
 
 def test_products_are_counted_in_both_directions() -> None:
@@ -45,7 +45,7 @@ def test_time_and_products_belong_to_the_stage_that_is_reported(
 def test_stages_are_timed_only_where_somebody_reads_them(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("ffedit.cli.work.timed_stages", None)
+    monkeypatch.setattr(stages, "timed_stages", None)
     with Surface(quiet=True).progress() as progress:
         progress("reading", 1, 1)
     with caplog.at_level(logging.INFO, "ffedit"), pytest.raises(TypeError), Surface(quiet=True).progress():

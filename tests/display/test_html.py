@@ -15,7 +15,6 @@ from shown import shown
 
 from ffedit import Corpus, inspect_edit, inspect_memory, inspect_prompt, load, load_stacks
 from ffedit.display.html import page
-from ffedit.display.html.charts import BOTTOM, TOP, Line, lines
 from ffedit.display.terminal.memories import edited_view
 from ffedit.inspector.views import View
 
@@ -73,16 +72,6 @@ def test_a_page_says_what_its_view_says(views: dict[str, View]) -> None:
     assert "ffedit inspect edit A change of " in said(page(foreign))
     assert shown(edited_view(edit)).startswith(fact)  # type: ignore[arg-type]
     assert shown(edited_view(foreign)).startswith("Edit ")  # type: ignore[arg-type]
-
-
-def test_charts_leave_gaps_out_and_begin_at_zero() -> None:
-    shares = lines("share", [Line("a", [0.0, None, 1.0])], list("012"))
-    (_, least, *_), (_, most, *_) = shares.dots
-    assert (least, most) == (BOTTOM, TOP)
-    assert [label for _, label in shares.y_ticks] == ["0%", "25%", "50%", "75%", "100%"]
-    for nothing in ([None], [float("nan")]):
-        assert lines("nothing", [Line("a", nothing)], ["0"]).dots == []
-    assert lines("zero", [Line("a", [0.0, 0.0])], list("01")).dots[0][1] == BOTTOM
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from rich.text import Text
 from shown import shown, words
 
 from ffedit import Address, Fact, Report, Scores
-from ffedit.display.terminal.messages import Commands, error_line
+from ffedit.display.terminal.messages import error_line, next_commands
 from ffedit.display.terminal.model_table import environment, memory_table, model_line
 from ffedit.display.terminal.outcome import outcome, worse
 from ffedit.display.terminal.progress_bar import progress_bars
@@ -306,11 +306,8 @@ def test_doctor_shows_the_environment(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_errors_and_commands() -> None:
     assert shown(error_line("no such [file]\n  here")) == "error: no such [file] here"
-    prompt = '"The Eiffel Tower, an iron lattice tower, is in the city of"'
-    command = f"ffedit ask {prompt} --edit rome.edit --model atlas"
-    lines = shown(Commands([command])).splitlines()
-    assert lines[0] == "Next:" and lines[1].endswith("\\") and prompt in lines[1]
-    assert " ".join(" ".join(lines[1:]).replace("\\", "").split()) == command
+    command = f"ffedit ask '{'The Eiffel Tower ' * 9}' --edit rome.edit"
+    assert next_commands(command).plain == f"Next:\n  {command}" and next_commands(command).no_wrap
 
 
 def test_numbers_and_tokens() -> None:

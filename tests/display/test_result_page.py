@@ -141,12 +141,11 @@ def test_a_measurement_without_an_edit_has_one_side(run: Command, here: Path, mo
 def test_the_page_of_a_benchmark_has_every_table_and_the_damage_first(tmp_path: Path) -> None:
     report = benching.run(zoo.trained("gpt2", True), tmp_path / "out", "sequential", benching.facts(3))
     text = bench_page(report, f"ffedit bench {EVIL}")
-    found = needs_nothing_else(bench_page(report, "ffedit bench"))
+    needs_nothing_else(bench_page(report, "ffedit bench"))
     words = said(text)
     assert words.find("What should stay specificity") < words.find("What should change efficacy")
     for table in tables(report):
         assert table.title in words and all(" ".join(row).strip() in words for row in table.rows)
-    assert found.tags.count("svg") == 6, "efficacy, paraphrase, specificity, score, generation, degenerate"
     looks_right(tmp_path, [text])
 
 

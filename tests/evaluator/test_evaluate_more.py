@@ -16,7 +16,7 @@ from shell import FACT as ROW, PROBES, save_model, shell
 from shown import shown, words
 
 from ffedit import EditError, Fact, FactError, ModelError, Scores, evaluate
-from ffedit.cli.result import evaluated
+from ffedit.cli.work.result import evaluated
 from ffedit.display.html.result import result_page
 from ffedit.display.terminal.scores import all_scores, before_after
 from ffedit.evaluator import Evaluation, GenericText

@@ -16,7 +16,7 @@ from changing import changed
 from shown import shown
 
 from ffedit import Edit, Fact, evaluate
-from ffedit.cli import result
+from ffedit.cli.work import result
 from ffedit.display.terminal.scores import all_scores
 from ffedit.evaluator import (
     Evaluation,

@@ -15,7 +15,7 @@ import zoo
 from shown import shown
 
 from ffedit.algebra.bootstrap import Interval
-from ffedit.cli.result import evaluated
+from ffedit.cli.work.result import evaluated
 from ffedit.display.html.result import score_rows
 from ffedit.display.terminal.scores import before_after
 from ffedit.evaluator import (

@@ -77,10 +77,6 @@ def plain(family: str, half: str) -> dict[Spot, Tensor]:
     return found
 
 
-def follows(spot: Spot, half: str) -> int | None:
-    return spot[0][spot[1] + 1] if half == "decoder" else None
-
-
 @pytest.mark.parametrize(("family", "half"), STACKS)
 def test_a_memory_of_an_encoder_is_what_a_plain_search_finds(family: str, half: str, corpus: Corpus) -> None:
     stack, all_of_it = halves.stack_of(family, half), plain(family, half)
@@ -107,12 +103,7 @@ def test_a_memory_of_an_encoder_is_what_a_plain_search_finds(family: str, half: 
                 assert one.rank == int((p > p[ids[at + 1]]).sum()) + 1
             else:
                 assert one.next is None and one.rank is None
-        assert view.removal is None and view.note is not None and "removal" in view.note and view.stack == half
-        agrees = [follows(spot, half) == int(p.argmax()) for spot in best]
-        expected = (agrees[0], sum(agrees) / len(agrees)) if half == "decoder" else (None, None)
-        assert (view.agrees, view.agreeing) == expected and (view.chance is None) == (half == "encoder")
-        last = [ids[at] for ids, at in best]
-        assert view.shallow is not None and view.shallow.last_share == max(map(last.count, last)) / len(last)
+        assert view.note is not None and view.stack == half
         assert view.tokens == sum(len(text.split()) + 2 for text in halves.texts())
     text = shown(memory_view(view))
     assert f"«{view.triggers[0].prefix.last.strip()}»" in text and f"of the {half}" in text

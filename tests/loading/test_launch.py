@@ -11,7 +11,7 @@ from benching import facts
 from shell import process, shell
 
 from ffedit import Edit, KeyMoments
-from ffedit.cli.options import is_first_process
+from ffedit.cli.surface import is_first_process
 from ffedit.cli.work.model import STARTED_ALONE as ALONE
 from ffedit.files import cache
 from ffedit.loading.distributed import ProcessGroup, left_alone

@@ -9,36 +9,45 @@ from pathlib import Path
 
 import rich_click as click
 
-import ffedit
-from ffedit.cli.options import Surface
-from ffedit.cli.work.model import LoadModel
+from ffedit.cli.options import ModelOptions
+from ffedit.cli.surface import Surface
+from ffedit.cli.work.model import load_edited
 from ffedit.display.terminal.console import PlainConsole
 from ffedit.display.terminal.messages import error_line
 from ffedit.display.terminal.scores import sayings, two_columns
-from ffedit.editor.edit import unedited
+from ffedit.editor.edit import Edit, unedited
 from ffedit.errors import FFEditError, ModelError
 from ffedit.inference.generation import completions
+from ffedit.model.editable import Editable
 
 
-def ask(prompts: Sequence[str], load_model: LoadModel, edit_from: Path | None, tokens: int, surface: Surface) -> None:
+def before_and_after(
+    editable: Editable, edit: Edit | None, prompts: Sequence[str], tokens: int
+) -> tuple[list[str], list[str]]:
+    """Complete prompts without and with an edit, or without and with those that the model carries."""
+    with unedited(editable) if edit is None else nullcontext():
+        before = completions(editable, prompts, tokens)
+    with nullcontext() if edit is None else edit.applied(editable):
+        return before, completions(editable, prompts, tokens)
+
+
+def ask(prompts: Sequence[str], model: ModelOptions, edit_from: Path | None, tokens: int, surface: Surface) -> None:
     """Complete prompts greedily, with the edit of a folder side by side."""
-    edit = ffedit.Edit.load(edit_from) if edit_from is not None else None
-    editable = load_model(edit, show=False)
+    edit, editable = load_edited(edit_from, model, surface, show=False)
     if tokens >= editable.max_tokens:
         raise ModelError(f"--tokens {tokens} was asked for, but {editable.name} takes {editable.max_tokens} in all")
-    answers = {"before": completions(editable, prompts, tokens)}
-    if edit is not None:
-        with edit.applied(editable):
-            answers["after"] = completions(editable, prompts, tokens)
+    if edit is None:
+        answers = {"before": completions(editable, prompts, tokens)}
+    else:
+        answers = dict(zip(("before", "after"), before_and_after(editable, edit, prompts, tokens), strict=True))
     surface.show(sayings(prompts, *answers.values()))
     rows = [{"prompt": prompt, **{side: said[i] for side, said in answers.items()}} for i, prompt in enumerate(prompts)]
     surface.write_json({"model": editable.name, "prompts": rows})
 
 
-def chat(load_model: LoadModel, edit_from: Path | None, tokens: int, surface: Surface) -> None:
+def chat(model: ModelOptions, edit_from: Path | None, tokens: int, surface: Surface) -> None:
     """Read prompts, and show the answers before and after the edit of a folder, or those in the checkpoint."""
-    edit = ffedit.Edit.load(edit_from) if edit_from is not None else None
-    editable = load_model(edit, show=False)
+    edit, editable = load_edited(edit_from, model, surface, show=False)
     if edit is None and not editable.history.originals:
         raise click.UsageError(f"{editable.name} carries no edit that can be taken out; give --edit PATH")
     console, rows = PlainConsole(quiet=surface.quiet), []
@@ -46,10 +55,7 @@ def chat(load_model: LoadModel, edit_from: Path | None, tokens: int, surface: Su
     console.print(two_columns("before", "after", style="bold"))
     for prompt in _prompts(console):
         try:
-            with unedited(editable) if edit is None else nullcontext():
-                (before,) = completions(editable, [prompt], tokens)
-            with edit.applied(editable) if edit is not None else nullcontext():
-                (after,) = completions(editable, [prompt], tokens)
+            (before,), (after,) = before_and_after(editable, edit, [prompt], tokens)
         except FFEditError as error:  # a prompt that is too long, say; the next may be well
             console.print(error_line(str(error)), soft_wrap=True)
             continue

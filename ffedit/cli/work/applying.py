@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any
 
 import ffedit
-from ffedit.algebra.key_moments import KeyMoments
 from ffedit.benchmark.estimate import estimate
-from ffedit.cli import options, result
 from ffedit.cli.destinations import Destinations
-from ffedit.cli.work.model import LoadModel, join
+from ffedit.cli.options import ModelOptions, Solving, parse_layers
+from ffedit.cli.surface import Surface
+from ffedit.cli.work import result
+from ffedit.cli.work.model import join, load_model
 from ffedit.cli.work.ship import pushed
 from ffedit.cli.work.solving import config_of, stats_of
 from ffedit.display.figures.plots import heat_maps
@@ -27,7 +28,6 @@ from ffedit.display.terminal.outcome import outcome, worse
 from ffedit.display.terminal.plan import plan
 from ffedit.display.terminal.scores import MOST_TOKENS, before_after, verdict_view, what_it_says
 from ffedit.display.terminal.tables import duration, ranges
-from ffedit.editor.config import EditConfig
 from ffedit.editor.edit import Edit, applied_edits
 from ffedit.editor.protect import protected_texts
 from ffedit.editor.recipe import recipe_of, to_yaml
@@ -35,7 +35,7 @@ from ffedit.evaluator import METRICS, Report, questions
 from ffedit.exporter import packed_edit
 from ffedit.exporter.exporting import export_with
 from ffedit.exporter.gguf import source_file
-from ffedit.facts.fact import Fact
+from ffedit.facts.fact import Fact, by_subject
 from ffedit.facts.fact_token import FactToken, check_word
 from ffedit.facts.reading import LeftOutRecords
 from ffedit.facts.text import counted, quoted
@@ -43,10 +43,8 @@ from ffedit.files.atomic import text_ready, write_text
 from ffedit.files.placing import together
 from ffedit.inference.corpus import Corpus
 from ffedit.layer_choice.choose import Found, find_layer, known_layer, spread_below
-from ffedit.loading.distributed import ProcessGroup
 from ffedit.loading.load import cached_folder
 from ffedit.model.editable import Editable
-from ffedit.model.memory import Address
 from ffedit.model.tokenization import decode
 from ffedit.progress import Progress
 from ffedit.safety.guardrails import Breach, breaches, refusal, warnings
@@ -54,110 +52,64 @@ from ffedit.safety.require import Requirement, not_taken, unmet
 
 
 def apply(
-    surface: options.Surface,
+    surface: Surface,
     destinations: Destinations,
-    solving: options.Solving,
-    text: Corpus,
+    solving: Solving,
     method: str,
     dry_run: bool,
     **given: Any,
 ) -> None:
     """Write facts into a model, or with `dry_run` show the steps and how long they take."""
-    application = Application.load(surface, destinations, solving, text, method, **given)
+    application = Application(surface, destinations, solving, method, **given)
     application.plan() if dry_run else application.run()
 
 
-@dataclass(frozen=True)
+@dataclass
 class Application:
-    """Facts to write into a loaded model, and what is to come of it."""
+    """Facts to write into a model, and what is to come of it: the values of the options of `apply`.
 
-    surface: options.Surface
+    The model is loaded when an instance is made, and what it cannot be asked is refused then, not after the long
+    computation.
+    """
+
+    surface: Surface
     destinations: Destinations
-    solving: options.Solving
-    text: Corpus
+    solving: Solving
     method: str
     facts: list[Fact]
+    model: ModelOptions
     layers: str
+    fact_token: FactToken
     spread: int
     require: Sequence[Requirement]
     strict: bool
-    editable: Editable
-    allowed: range
-    config: EditConfig
-    stats: Corpus | Mapping[Address, KeyMoments]
-    group: ProcessGroup
-    left_out: Sequence[LeftOutRecords]
-    ends: dict[str, float] = field(default_factory=dict)  # seconds at which the start and then each stage ended
+    left_out: Sequence[LeftOutRecords] = ()
 
-    @classmethod
-    def load(
-        cls,
-        surface: options.Surface,
-        destinations: Destinations,
-        solving: options.Solving,
-        text: Corpus,
-        method: str,
-        *,
-        facts: list[Fact],
-        load_model: LoadModel,
-        layers: str,
-        fact_token: FactToken,
-        spread: int,
-        require: Sequence[Requirement],
-        strict: bool,
-        left_out: Sequence[LeftOutRecords] = (),
-    ) -> Application:
-        """Load the model, and refuse now what it cannot be asked, and not after the long computation."""
-        config = config_of(solving, method)
-        config = replace(config, key=replace(config.key, fact_token=fact_token))
+    def __post_init__(self) -> None:
+        facts, config = self.facts, config_of(self.solving, self.method)
+        self.config = replace(config, key=replace(config.key, fact_token=self.fact_token))
         for fact in facts:
-            check_word(fact_token, fact.subject)
-        ends, group = {"start": perf_counter()}, join(surface)
-        editable = load_model(show=surface.verbose)
-        check_base(destinations, editable)
-        allowed = options.parse_layers(layers, len(editable.layers), ("auto", "trace"))
-        questions(editable, facts, facts)
-        _tell_long_objects(surface, editable, facts)
-        protected = protected_texts(editable, facts, config.key)
+            check_word(self.fact_token, fact.subject)
+        self.ends = {"start": perf_counter()}  # seconds at which the start and then each stage ended
+        self.group = join(self.surface)
+        self.editable: Editable = load_model(self.model, self.surface, show=self.surface.verbose)
+        check_base(self.destinations, self.editable)
+        self.allowed = parse_layers(self.layers, len(self.editable.layers), ("auto", "trace"))
+        questions(self.editable, facts, facts)
+        _tell_long_objects(self.surface, self.editable, facts)
+        protected = protected_texts(self.editable, facts, self.config.key)
         for name in () if protected is None else protected.left_out:
-            surface.note(f"{name!r} is not protected, because a fact is about it")
-        stats = stats_of(solving, text, editable)
-        ends["load"] = perf_counter()
-        return cls(
-            surface,
-            destinations,
-            solving,
-            text,
-            method,
-            facts=facts,
-            layers=layers,
-            spread=spread,
-            require=require,
-            strict=strict,
-            editable=editable,
-            allowed=allowed,
-            config=config,
-            stats=stats,
-            group=group,
-            left_out=left_out,
-            ends=ends,
-        )
+            self.surface.note(f"{name!r} is not protected, because a fact is about it")
+        self.stats = stats_of(self.solving, len(by_subject(facts)), self.editable)
+        self.ends["load"] = perf_counter()
 
     def plan(self) -> None:
         """Show what would be done, and how long it takes."""
         self.group.disband()
         layer = known_layer(self.editable, self.facts, self.layers, self.allowed, self.method, self.config)
-        to_read = self.text if self.stats is self.text else None
-        planned = estimate(
-            self.editable,
-            self.facts,
-            self.method,
-            layer,
-            self.spread,
-            self.config,
-            to_read,
-            self._show_trace,
-        )
+        to_read = self.stats if isinstance(self.stats, Corpus) else None
+        asked = (self.editable, self.facts, self.method, layer, self.spread, self.config, to_read, self._show_trace)
+        planned = estimate(*asked)
         self.surface.show(model_line(self.editable), plan(planned, self.destinations.words()))
         self.surface.write_json({"model": self.editable.name, "estimate": planned.to_dict()})
 
@@ -275,7 +227,7 @@ class Application:
         return decode(self.editable.tokenizer, [prompt.ids[prompt.subject_last]])
 
 
-def _tell_long_objects(surface: options.Surface, editable: Editable, facts: Sequence[Fact]) -> None:
+def _tell_long_objects(surface: Surface, editable: Editable, facts: Sequence[Fact]) -> None:
     """Say how many new objects are longer than one value holds; whether they took is measured."""
     sizes = [len(editable.encode(fact.text, fact.new_object, fact.span).target_ids) for fact in facts]
     if long := [size for size in sizes if size > MOST_TOKENS]:

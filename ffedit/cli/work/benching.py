@@ -13,9 +13,10 @@ from ffedit.benchmark import Mode
 from ffedit.benchmark.settings import most_subjects
 from ffedit.benchmark.tables import headline
 from ffedit.cli.fact_options import Reading
-from ffedit.cli.options import Solving, Surface, parse_layers
-from ffedit.cli.result import command_line
-from ffedit.cli.work.model import LoadModel, join
+from ffedit.cli.options import ModelOptions, Solving, parse_layers
+from ffedit.cli.surface import Surface
+from ffedit.cli.work.model import join, load_model
+from ffedit.cli.work.result import command_line
 from ffedit.cli.work.solving import config_of, stats_of
 from ffedit.display.html.bench import bench_page
 from ffedit.display.terminal.scores import headline_table
@@ -35,7 +36,7 @@ def bench(
     layers: str,
     spread: int,
     solving: Solving,
-    load_model: LoadModel,
+    model: ModelOptions,
     html: Path | None,
     surface: Surface,
     **how: Any,
@@ -52,8 +53,8 @@ def bench(
         where=None if where is None else (field, value),
     )
     facts = sifted.facts[:limit]
-    text = solving.text(most_subjects(facts, parsed))
-    editable = load_model()
+    solving.check_text()
+    editable = load_model(model, surface)
     chosen = _highest_and_below(layers, spread, len(editable.layers))
     try:
         with surface.progress() as progress:
@@ -66,7 +67,7 @@ def bench(
                 layers=chosen,
                 spread=spread,
                 config=configs,
-                stats=stats_of(solving, text, editable),
+                stats=stats_of(solving, most_subjects(facts, parsed), editable),
                 process_group=workers,
                 progress=progress,
                 unusable=[{"record": number, "reason": reason} for number, reason in sifted.left_out],

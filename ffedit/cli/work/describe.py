@@ -7,9 +7,10 @@ from pathlib import Path
 import rich_click as click
 from rich.table import Column, Table
 
-from ffedit.cli.options import Surface
-from ffedit.cli.result import examined
-from ffedit.cli.work.model import LoadModel
+from ffedit.cli.options import ModelOptions
+from ffedit.cli.surface import Surface
+from ffedit.cli.work.model import load_model
+from ffedit.cli.work.result import examined
 from ffedit.display.terminal.model_table import environment, memory_table
 from ffedit.display.terminal.show import edit_json, edit_view, edits_in
 from ffedit.editor.methods import METHODS
@@ -32,10 +33,10 @@ def methods(surface: Surface) -> None:
     surface.write_json({"methods": rows, "broken": broken})
 
 
-def doctor(load_model: LoadModel, surface: Surface) -> None:
+def doctor(model: ModelOptions, surface: Surface) -> None:
     """Show versions, devices, the cache, and the value matrices of a model."""
     surface.show(environment())
-    editable = load_model()
+    editable = load_model(model, surface)
     surface.show(memory_table(editable))
     surface.write_json(examined(editable))
 

@@ -10,13 +10,14 @@ from typing import Any
 from rich.console import RenderableType
 
 import ffedit
-from ffedit.cli.options import Surface
-from ffedit.cli.work.model import LoadModel
+from ffedit.cli.options import ModelOptions
+from ffedit.cli.surface import Surface
+from ffedit.cli.work.model import load_edited, load_model
 from ffedit.display.html import save_page
 from ffedit.display.terminal.memories import compared, edited_view, memory_view, prompt_view
 from ffedit.inference.corpus import Corpus
 from ffedit.inspector import PromptView
-from ffedit.inspector.prompt_view import parse_scalings
+from ffedit.inspector.scaling import parse_scalings
 from ffedit.inspector.views import View
 from ffedit.loading.load import choose_stack
 from ffedit.model.editable import Stack
@@ -27,7 +28,7 @@ def inspect_memory(
     top: int,
     corpus: Corpus,
     half: str | None,
-    load_model: LoadModel,
+    model: ModelOptions,
     html: Path | None,
     surface: Surface,
 ) -> None:
@@ -37,7 +38,7 @@ def inspect_memory(
         return choose_stack(ffedit.load_stacks(name, **how), half)
 
     slot = ffedit.MemoryIndex.parse(name)
-    stack: Any = load_model(by=load_half)
+    stack: Any = load_model(model, surface, by=load_half)
     with surface.progress() as progress:
         view = ffedit.inspect_memory(stack, slot, corpus=corpus, top=top, progress=progress)
     _show(surface, html, view, memory_view(view))
@@ -49,14 +50,13 @@ def inspect_prompt(
     turns: Sequence[str],
     promote: str | None,
     top: int,
-    load_model: LoadModel,
+    model: ModelOptions,
     html: Path | None,
     surface: Surface,
 ) -> None:
     """Show the memories that a prompt activates, before and after the edit of a folder."""
     scalings = parse_scalings(turns)
-    edit = ffedit.Edit.load(edit_from) if edit_from is not None else None
-    editable = load_model(edit)
+    edit, editable = load_edited(edit_from, model, surface)
     before = ffedit.inspect_prompt(editable, text, scaled=scalings, top=top) if edit is not None else None
     with edit.applied(editable) if edit is not None else nullcontext(), surface.progress() as progress:
         view = ffedit.inspect_prompt(editable, text, scaled=scalings, promoted=promote, top=top, progress=progress)
@@ -65,11 +65,11 @@ def inspect_prompt(
 
 
 def inspect_edit(
-    edit_from: Path, top: int, corpus: Corpus, load_model: LoadModel, html: Path | None, surface: Surface
+    edit_from: Path, top: int, corpus: Corpus, model: ModelOptions, html: Path | None, surface: Surface
 ) -> None:
     """Show the memories that the edit of a folder adds."""
     edit = ffedit.Edit.load(edit_from)
-    editable = load_model(edit)
+    editable = load_model(model, surface, edit)
     with surface.progress() as progress:
         view = ffedit.inspect_edit(editable, edit, corpus=corpus, top=top, progress=progress)
     _show(surface, html, view, edited_view(view))

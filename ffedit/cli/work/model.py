@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import transformers
 
 import ffedit
-from ffedit.cli.options import Surface
-from ffedit.cli.stages import timed_stages
+from ffedit.cli.options import ModelOptions
+from ffedit.cli.surface import Surface
 from ffedit.display.terminal.model_table import model_line
 from ffedit.editor.edit import Edit
 from ffedit.errors import EditError, ModelError
@@ -20,42 +20,40 @@ from ffedit.loading.distributed import ProcessGroup, left_alone, process_group
 from ffedit.loading.names import NAMED
 from ffedit.model.editable import Editable
 
-__all__ = ["STARTED_ALONE", "LoadModel", "base_of", "join", "load_model", "timed_stages"]
-
 STARTED_ALONE = (
     "accelerate started one process; it starts several, on CPUs too, with --multi_gpu: "
     "accelerate launch --multi_gpu --num_processes N -m ffedit …"
 )
-# Loads a model, with the options of `options.model_options`: the base of an edit if one is passed.
-LoadModel: TypeAlias = Callable[..., Editable]
 
 
 def load_model(
+    model: ModelOptions,
     surface: Surface,
-    model: str | None,
-    options: Mapping[str, Any],
     edit: Edit | None = None,
     *,
-    other: str | None = None,
-    by: Callable[..., Any] | None = None,
     show: bool = True,
+    by: Callable[..., Any] | None = None,
 ) -> Any:
-    """Load `model`, or without one the base of `edit`, or the default; show it in a line unless `show` is False.
+    """Load the model that the options name, or the base of `edit`, or the default; `show` it in a line.
 
-    It can also load an `other` model with the same options, and use another function `by` than `ffedit.load`.
+    `by` is another function to load it with than `ffedit.load`.
     """
     transformers.utils.logging.disable_progress_bar()
     transformers.utils.logging.set_verbosity_error()
     logging.getLogger("accelerate").setLevel(logging.ERROR)
-    load = by or ffedit.load
-    with surface.progress() as progress:
-        if other is not None:
-            return load(other, **{**options, "revision": None}, progress=progress)
-        with base_of(edit, model) as name:
-            loaded = load(name, **options, progress=progress)
+    with surface.progress() as progress, base_of(edit, model.name) as name:
+        loaded = (by or ffedit.load)(name, **model.loading, progress=progress)
     if show:
         surface.show(model_line(loaded))
     return loaded
+
+
+def load_edited(
+    edit_from: Path | None, model: ModelOptions, surface: Surface, *, show: bool = True
+) -> tuple[Edit | None, Editable]:
+    """Load the edit of a folder, if one is named, and its model, which is left without it."""
+    edit = None if edit_from is None else ffedit.Edit.load(edit_from)
+    return edit, load_model(model, surface, edit, show=show)
 
 
 @contextmanager

@@ -14,14 +14,15 @@ import matplotlib
 import rich_click as click
 
 import ffedit
-from ffedit.cli import result
-from ffedit.cli.options import Surface
-from ffedit.cli.work.model import LoadModel
+from ffedit.cli.options import ModelOptions
+from ffedit.cli.surface import Surface
+from ffedit.cli.work import result
+from ffedit.cli.work.answers import before_and_after
+from ffedit.cli.work.model import load_model
 from ffedit.display.html.result import result_page
-from ffedit.editor.edit import Edit, applied_edits, unedited
+from ffedit.editor.edit import Edit, applied_edits
 from ffedit.errors import EditError, FFEditError
 from ffedit.facts.fact import Fact
-from ffedit.inference.generation import completions
 from ffedit.layer_choice import choose
 from ffedit.model.editable import Editable
 from ffedit.progress import Progress, silent
@@ -31,9 +32,10 @@ PARAPHRASES = "The city that is home to {} is called"
 NEIGHBORS = "Victory Column is located in the city of = Berlin"
 
 
-def serve(load_model: LoadModel, host: str, port: int, surface: Surface) -> None:
+def serve(model: ModelOptions, host: str, port: int, surface: Surface) -> None:
     """Serve the page of a model until it is interrupted."""
-    session = Session(load_model(show=False), lambda name: load_model(other=name))
+    editable = load_model(model, surface, show=False)
+    session = Session(editable, lambda name: load_model(model.of(name), surface, show=False))
     surface.show(f"http://{host}:{port} has {session.editable.name}; Ctrl-C ends it")
     theme = gr.themes.Default(font=["sans-serif"], font_mono=["monospace"])  # none is fetched
     page(session).launch(server_name=host, server_port=port, quiet=True, theme=theme)
@@ -92,9 +94,7 @@ class Session:
 
     def ask(self, prompt: str) -> tuple[str, str]:
         """Complete a prompt without the edits and with them."""
-        with unedited(self.editable):
-            (before,) = completions(self.editable, [prompt], 24)
-        (now,) = completions(self.editable, [prompt], 24)
+        (before,), (now,) = before_and_after(self.editable, None, [prompt], 24)
         return before, now
 
 

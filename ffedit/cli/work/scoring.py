@@ -8,9 +8,10 @@ from pathlib import Path
 from rich.text import Text
 
 import ffedit
-from ffedit.cli import result
-from ffedit.cli.options import Surface
-from ffedit.cli.work.model import LoadModel, join
+from ffedit.cli.options import ModelOptions
+from ffedit.cli.surface import Surface
+from ffedit.cli.work import result
+from ffedit.cli.work.model import join, load_edited, load_model
 from ffedit.display.html.result import result_page
 from ffedit.display.terminal.explanation import explanation_view
 from ffedit.display.terminal.scores import all_scores, verdict_view, what_it_says
@@ -25,7 +26,7 @@ def evaluate(
     facts: list[Fact],
     left_out: Sequence[LeftOutRecords] = (),
     *,
-    load_model: LoadModel,
+    model: ModelOptions,
     edit_from: Path | None,
     edited: str | None,
     text: Path | None,
@@ -35,11 +36,10 @@ def evaluate(
 ) -> None:
     """Score facts on a model, before and after the edit of a folder, or on another checkpoint."""
     group = join(surface)
-    edit = ffedit.Edit.load(edit_from) if edit_from is not None else None
-    editable = load_model(edit)
+    edit, editable = load_edited(edit_from, model, surface)
     if edit is not None and edit.in_chat and not editable.chat:
         surface.show(UNLIKE)
-    other = load_model(other=edited) if edited is not None else None
+    other = None if edited is None else load_model(model.of(edited), surface, show=False)
     with surface.progress() as progress:
         report = ffedit.evaluate(
             editable, facts, edit, progress=progress, edited=other, text=text, full=True, process_group=group

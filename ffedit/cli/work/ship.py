@@ -7,11 +7,11 @@ from shlex import join
 from typing import Any
 
 import ffedit
-from ffedit.cli.options import Surface
-from ffedit.cli.result import written
+from ffedit.cli.surface import Surface
 from ffedit.cli.work.model import base_of
+from ffedit.cli.work.result import written
 from ffedit.display.terminal.diff import diff_view
-from ffedit.display.terminal.messages import Commands, shipped
+from ffedit.display.terminal.messages import next_commands, shipped
 from ffedit.exporter import push
 
 
@@ -23,7 +23,7 @@ def export(
     with base_of(edit, model) as base:
         done = ffedit.export(base, edit, out, originals=not no_originals, **how)
     can_ask = edit.facts and how["format"] not in ("adapter", "delta")
-    ask = Commands([join(["ffedit", "ask", edit.facts[0].text, "--model", str(out)])]) if can_ask else None
+    ask = next_commands(join(["ffedit", "ask", edit.facts[0].text, "--model", str(out)])) if can_ask else None
     surface.show(shipped(done), ask)
     surface.show(pushed(out, hub))
     surface.write_json(written(done))

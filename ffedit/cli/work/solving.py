@@ -10,6 +10,7 @@ from ffedit.algebra.key_moments import KeyMoments
 from ffedit.cli.options import Solving
 from ffedit.editor.config import EditConfig
 from ffedit.editor.methods import check_method, preset, set_numbers
+from ffedit.editor.statistics import text_for
 from ffedit.facts.reading import read_protected
 from ffedit.inference.corpus import Corpus
 from ffedit.model.editable import Editable
@@ -25,9 +26,11 @@ def config_of(solving: Solving, method: str) -> EditConfig:
     return config
 
 
-def stats_of(solving: Solving, text: Corpus, editable: Editable) -> Corpus | Mapping[Address, KeyMoments]:
-    """Return the statistics of `--stats`, or else the text to collect them on."""
-    return text if solving.stats_from is None else ffedit.load_stats(solving.stats_from, editable)
+def stats_of(solving: Solving, subjects: int, editable: Editable) -> Corpus | Mapping[Address, KeyMoments]:
+    """Return the statistics of `--stats`, or else the text to collect them on for an edit of so many subjects."""
+    if solving.stats_from is not None:
+        return ffedit.load_stats(solving.stats_from, editable)
+    return text_for(editable, subjects, solving.seed, solving.corpus)
 
 
 def check_setting(setting: str) -> None:

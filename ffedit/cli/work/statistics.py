@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import ffedit
-from ffedit.cli.options import Surface, parse_layers
-from ffedit.cli.work.model import LoadModel, join
+from ffedit.cli.options import ModelOptions, parse_layers
+from ffedit.cli.surface import Surface
+from ffedit.cli.work.model import join, load_model
 from ffedit.cli.work.ship import pushed
 from ffedit.display.terminal.statistics import moments_table, shortage
 from ffedit.inference.corpus import Corpus
@@ -25,7 +26,7 @@ def stats(
     out: Path | None,
     force: bool,
     hub: str | None,
-    load_model: LoadModel,
+    model: ModelOptions,
     surface: Surface,
     **text: Any,
 ) -> None:
@@ -36,7 +37,7 @@ def stats(
     else:
         corpus = Corpus(text.pop("corpus"), **text)
         corpus.check()
-        editable = load_model()
+        editable = load_model(model, surface)
         chosen, why = _layers(editable, layers)
         with surface.progress() as progress:
             collected = ffedit.collect_stats(

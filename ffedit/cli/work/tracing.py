@@ -10,9 +10,10 @@ from typing import Any
 from rich.text import Text
 
 import ffedit
-from ffedit.cli import result
-from ffedit.cli.options import Solving, Surface, parse_layers
-from ffedit.cli.work.model import LoadModel
+from ffedit.cli.options import ModelOptions, Solving, parse_layers
+from ffedit.cli.surface import Surface
+from ffedit.cli.work import result
+from ffedit.cli.work.model import load_model
 from ffedit.cli.work.solving import config_of
 from ffedit.display.figures.plots import average_lines, heat_maps, site_maps
 from ffedit.display.figures.saving import save_figure
@@ -32,7 +33,7 @@ def locate(
     facts: list[Fact],
     measurements: Sequence[tuple[Kind, Part | None]],
     *,
-    load_model: LoadModel,
+    model: ModelOptions,
     layers: str,
     averaged: bool,
     leak: bool,
@@ -45,7 +46,7 @@ def locate(
 ) -> None:
     """Trace facts by each of `measurements`, what is restored and what is severed; `settings` are of `locate_all`."""
     config, seed = config_of(solving, "memit"), solving.seed
-    editable = load_model()
+    editable = load_model(model, surface)
     if layers != "all":
         settings["layers"] = parse_layers(layers, len(editable.layers), ("all",))
     for kind, _ in measurements:

@@ -13,12 +13,11 @@ from typing import Any
 import jinja2
 from markupsafe import Markup, escape
 
-from ffedit.display.html import charts
 from ffedit.display.picture import NEGATIVE, RAMP, shade
-from ffedit.display.terminal.memories import percent, placed, share, tenths
+from ffedit.display.terminal.memories import placed, tenths
+from ffedit.display.terminal.tables import share
 from ffedit.facts.text import change, counted, number, visible
 from ffedit.files.atomic import write_text
-from ffedit.inspector.contributions import ACTIVE
 from ffedit.inspector.edit_view import EditView
 from ffedit.inspector.memory_view import MemoryView
 from ffedit.inspector.prompt_view import PromptView
@@ -53,11 +52,9 @@ def _templates() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    filters = (share, number, shade, placed, percent, tenths, bare, prose, lines, end, start)
+    filters = (share, number, shade, placed, tenths, bare, prose, lines, end, start)
     environment.filters |= {function.__name__: function for function in filters}
-    constants = {"ACTIVE": ACTIVE, "NEGATIVE": NEGATIVE, "RAMP": RAMP}
-    functions = (counted, change)
-    environment.globals |= {"charts": charts, **constants, **{function.__name__: function for function in functions}}
+    environment.globals |= {"NEGATIVE": NEGATIVE, "RAMP": RAMP, "counted": counted, "change": change}
     return environment
 
 

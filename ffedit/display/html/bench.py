@@ -1,4 +1,4 @@
-"""A benchmark as a page: each headline score of all methods as bars, sequences as lines, then every table."""
+"""A benchmark as a page: each headline score of all methods as bars, then every table."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from ffedit.benchmark.hardware import in_words
 from ffedit.benchmark.report import Row
 from ffedit.benchmark.tables import not_measured, notes, number, tables
 from ffedit.display.html import render
-from ffedit.display.html.charts import Chart, Line, lines
 from ffedit.evaluator import METRICS, headline_scores
 from ffedit.evaluator.verdict import fell, kept
 from ffedit.facts.text import counted
@@ -39,7 +38,6 @@ def bench_page(report: BenchReport, command: str) -> str:
         },
         meanings={name: METRICS[name].meaning for name in measured},
         longest=longest,
-        curves=[chart for name in measured if (chart := _curve(report, name)) is not None],
         tables=tables(report),
         not_measured=not_measured(report),
         command=command,
@@ -74,19 +72,3 @@ def _bars(rows: Sequence[Row], name: str, longest: float) -> Iterator[dict[str, 
                 "high": interval and interval.high / longest,
                 "harm": name in kept() and before is not None and fell(before, value),
             }
-
-
-def _curve(report: BenchReport, name: str) -> Chart | None:
-    """Draw a score over the number of facts edited so far, a line for each method; None unless in a sequence."""
-    labels = sorted({int(row.name) for method in report.methods.values() for row in method.curve})
-    if METRICS[name].unit != "share" or len(labels) < 2:
-        return None
-    series = []
-    for method, of in report.methods.items():
-        rows = {int(row.name): row for row in of.curve}
-        values = [getattr(rows[label].scores, name) if label in rows else None for label in labels]
-        bounds = [rows[label].intervals.get(name) if label in rows else None for label in labels]
-        low, high = ([None if b is None else getattr(b, end) for b in bounds] for end in ("low", "high"))
-        whole = all(bound is not None for bound, value in zip(bounds, values, strict=True) if value is not None)
-        series.append(Line(method, values, low, high) if whole else Line(method, values))
-    return lines(name, series, list(map(str, labels)), "facts edited")

@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Column
 from rich.text import Text
 
-from ffedit.display.terminal.tables import first_names, named_values, plain_table
+from ffedit.display.terminal.tables import first_names, named_values, notes, plain_table, share
 from ffedit.exporter.diff import Change, Diff
 from ffedit.facts.text import counted
 
@@ -47,16 +47,12 @@ def _changes(changes: Sequence[Change]) -> RenderableType:
         sign = "≥ " if change.more else "" if change.exact else "~ "
         rank = "" if change.rank is None else f"{sign}{change.rank}"
         cells = [change.name, " × ".join(map(str, change.shape)), change.dtype, rank]
-        table.add_row(*map(Text, [*cells, f"{change.norm:.3g}", f"{change.norm_ratio:.2%}", _share(change.share)]))
-    notes = ["rank: singular values of Δ above the rounding noise of the stored dtype"]
+        table.add_row(*map(Text, [*cells, f"{change.norm:.3g}", f"{change.norm_ratio:.2%}", share(change.share)]))
+    lines = ["rank: singular values of Δ above the rounding noise of the stored dtype"]
     if any(change.rank is not None and not change.exact and not change.more for change in shown):
-        notes.append("~: many entries rounded back to what they were, so the rank is an estimate")
+        lines.append("~: many entries rounded back to what they were, so the rank is an estimate")
     if any(change.more for change in shown):
-        notes.append("≥: larger ranks were not looked for")
+        lines.append("≥: larger ranks were not looked for")
     if len(changes) > len(shown):
-        notes.insert(0, f"… and {len(changes) - len(shown)} more, which changed less")
-    return Group(table, Text("\n".join(notes), style="dim"))
-
-
-def _share(share: float) -> str:
-    return f"{share:.1%}" if 0.001 <= share < 0.9995 or share == 1 else "< 0.1%" if share < 0.5 else "> 99.9%"
+        lines.insert(0, f"… and {len(changes) - len(shown)} more, which changed less")
+    return Group(table, notes(lines))

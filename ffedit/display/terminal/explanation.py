@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Column, Table
 from rich.text import Text
 
-from ffedit.display.terminal.tables import plain_table
+from ffedit.display.terminal.tables import plain_table, with_more
 from ffedit.evaluator import Explanation, WrongAnswer
 from ffedit.facts.text import counted, number, quoted
 
@@ -30,10 +30,10 @@ def explanation_view(explanation: Explanation) -> RenderableType:
     parts: list[RenderableType] = [Text(f"The edit got {len(wrong)} of {counted(asked, 'answer')} wrong.")]
     parts += [Text(""), _counts(explanation)]
     if explained := [answer for answer in wrong if answer.failed is not None]:
-        parts += [Text(""), _answers(explained[:MOST_WRONG]), *_more(len(explained))]
+        parts += [Text(""), with_more(_answers(explained[:MOST_WRONG]), len(explained) - MOST_WRONG)]
     if others := [answer for answer in wrong if answer.failed is None]:
         lines = [f"not explained: {quoted(answer.prompt, 60)}: {answer.reason}" for answer in others[:MOST_WRONG]]
-        parts += [Text(""), *map(Text, lines), *_more(len(others))]
+        parts += [Text(""), with_more(Text("\n".join(lines)), len(others) - MOST_WRONG)]
     return Group(*parts)
 
 
@@ -60,7 +60,3 @@ def _reach(answer: WrongAnswer) -> str:
     """Format uᵀk with the token that it is read at, and with the subject that u is of where that is another one."""
     of = "" if answer.written == answer.subject else f" of {quoted(answer.written)}"
     return "" if answer.reach is None else f"{number(answer.reach)}{of} at {quoted(answer.token)}"
-
-
-def _more(count: int) -> list[Text]:
-    return [Text(f" … and {count - MOST_WRONG} more", style="dim")] if count > MOST_WRONG else []

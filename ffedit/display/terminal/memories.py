@@ -5,21 +5,19 @@ Bars stand beside the shares; they read the same without colour and through a pi
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 
 from rich.cells import cell_len
-from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
-from rich.measure import Measurement
+from rich.console import Group, RenderableType
 from rich.table import Column, Table
 from rich.text import Text
 
-from ffedit.display.terminal.tables import named_values, plain_table
+from ffedit.display.terminal.tables import named_values, notes, plain_table, share
 from ffedit.facts.text import counted, number, quoted, token
-from ffedit.inspector.contributions import ACTIVE
 from ffedit.inspector.edit_view import AddedMemory, EditView, LayerChange, Passage
 from ffedit.inspector.memory_view import MemoryView
-from ffedit.inspector.prompt_view import OFF, UP, Promotion, PromptView
+from ffedit.inspector.prompt_view import PromptView
+from ffedit.inspector.scaling import OFF, UP, Promotion
 from ffedit.inspector.views import Distribution, Prefix, TokenProbability
 from ffedit.model.memory import Address
 
@@ -28,20 +26,10 @@ MOST_CELLS, BAR_CELLS = 14, 10
 ROUTED = "m has the router's weight inside"
 
 
-@dataclass(frozen=True)
-class Bar:
-    """A share of 0 to 1 as a bar."""
-
-    share: float
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Yield the filled cells; at least one where the share rounds to 1% or more."""
-        filled = min(BAR_CELLS, max(round(self.share * BAR_CELLS), int(self.share >= 0.005)))
-        yield Text(("#" if options.ascii_only else "█") * filled, style="cyan", no_wrap=True)
-
-    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
-        """Return the full width of the bar, whatever the share."""
-        return Measurement(BAR_CELLS, BAR_CELLS)
+def bar(part: float) -> Text:
+    """Render a share of 0 to 1 as a bar, of at least one cell where the share rounds to 1% or more."""
+    filled = min(BAR_CELLS, max(round(part * BAR_CELLS), int(part >= 0.005)))
+    return Text(("█" * filled).ljust(BAR_CELLS), style="cyan")
 
 
 def left(*headings: str) -> list[Column]:
@@ -75,8 +63,8 @@ def ends(distribution: Distribution) -> Table:
     """Render the most and the least probable tokens of a distribution."""
     table = plain_table(*left("says most"), *right(""), *left("", "says least"))
     for most, least in zip(distribution.top, distribution.bottom, strict=True):
-        bar = Bar(most.probability / distribution.max_probability)
-        table.add_row(Text(named(most)), Text(share(most.probability)), bar, Text(named(least)))
+        length = bar(most.probability / distribution.max_probability)
+        table.add_row(Text(named(most)), Text(share(most.probability)), length, Text(named(least)))
     return table
 
 
@@ -87,24 +75,18 @@ def final_norm(path: str | None) -> str:
 
 def named(entry: TokenProbability) -> str:
     """Shorten a token to at most `MOST_CELLS` terminal cells."""
-    shown = token(entry.token)
-    while cell_len(shown) > MOST_CELLS:
-        shown = shown.removesuffix("…")[:-1] + "…"
-    return shown
+    return cut(token(entry.token), MOST_CELLS)
+
+
+def cut(text: str, cells: int) -> str:
+    """Return the beginning of a text, with an ellipsis where it is longer than `cells` terminal cells."""
+    (shown := Text(text)).truncate(cells, overflow="ellipsis")
+    return shown.plain
 
 
 def said(entry: TokenProbability, bold: bool = False) -> Text:
     """Render a token with its probability."""
     return Text(named(entry), style="bold" if bold else "").append(f" {share(entry.probability)}", style="dim not bold")
-
-
-def share(value: float) -> str:
-    """Format a probability in percent; "0%" and "100%" are shown only for exactly 0 and 1."""
-    if value == 0 or value == 1 or 0.0995 <= value < 0.995:
-        return f"{value:.0%}"
-    if value >= 0.0005:
-        return f"{value:.1%}" if value < 0.9995 else "> 99.9%"
-    return f"{100 * value:.1g}%" if value >= 1e-6 else f"{value:.0e}"
 
 
 def prefixed(prefix: Prefix, most: int) -> Text:
@@ -114,28 +96,14 @@ def prefixed(prefix: Prefix, most: int) -> Text:
     before, after = before.lstrip(), after.rstrip()
     gap = " " if prefix.last[:1].isspace() else ""
     room = max(0, most - cell_len(last) - len(gap))
-    if after:
-        behind = max(room // 2, room - cell_len(before))
-        if cell_len(after) > behind:
-            while cell_len(after) > behind - 1:
-                after = after[:-1]
-            after = f"{after}…"
-        room -= cell_len(after)
-    if cell_len(before) > room:
-        while cell_len(before) > room - 1:
-            before = before[1:]
-        before = f"…{before}"
+    after = cut(after, max(room // 2, room - cell_len(before)))
+    before = cut(before[::-1], room - cell_len(after))[::-1]
     return Text(before + gap).append(last, style="bold").append(after)
 
 
 def tenths(value: float) -> str:
     """Format a share, which may be negative or above 1, in percent with one decimal."""
     return f"{value:.1%}".replace("-", "−")
-
-
-def percent(change: float) -> str:
-    """Format a relative change as a signed percentage."""
-    return f"{change:+.0%}".replace("-", "−") if abs(change) >= 0.005 else "0%"
 
 
 def placed(at: Address) -> str:
@@ -148,11 +116,6 @@ def title(text: str) -> Text:
     return Text(text, style="bold")
 
 
-def notes(lines: Iterable[str]) -> Text:
-    """Render the explanations of a table's columns."""
-    return Text("\n".join(lines), style="dim")
-
-
 # A prompt ------------------------------------------------------------------------------------------
 
 
@@ -162,7 +125,7 @@ def prompt_view(view: PromptView) -> Group:
         says = predictions({"predicts": view.prediction})
     else:
         says = predictions({"unscaled": view.untouched, "scaled": view.prediction})
-    sections: list[RenderableType] = [_heading(view), says, readings(view), at_work(view)]
+    sections: list[RenderableType] = [_heading(view), says, readings(view)]
     if any(layer.experts for layer in view.layers):
         sections.append(experts(view))
     sections.append(firing(view))
@@ -205,7 +168,7 @@ def readings(view: PromptView) -> Group:
     )
     for layer in view.layers:
         cells = [said(out.says, out.says.id == final.id) for out in (layer.before, layer.output, layer.after)]
-        table.add_row(Text(str(layer.address)), *cells, Text(share(layer.after.final)), Bar(layer.after.final))
+        table.add_row(Text(str(layer.address)), *cells, Text(share(layer.after.final)), bar(layer.after.final))
     first = f"layer {view.appears} and stays from layer {view.settles} on"
     if view.appears == view.settles == depth - 1:
         first = "the last layer only"
@@ -215,21 +178,6 @@ def readings(view: PromptView) -> Group:
         "without it: the stream with the block's attention, without its feed-forward output",
     ]
     return Group(title("Where the prediction is made"), table, notes(lines))
-
-
-def at_work(view: PromptView) -> Group:
-    """Render the number of active memories in each layer."""
-    table = plain_table(*right("layer", "of", "m > 0", f"≥ {ACTIVE:.0%} of ‖o‖", "effective", "bias's share"))
-    for layer in view.layers:
-        active = layer.activity
-        counts = (layer.address, active.memories, active.by_sign, active.by_norm)
-        table.add_row(*map(Text, [*map(str, counts), f"{active.effective:.1f}", tenths(active.bias_share)]))
-    lines = [
-        f"m > 0: positive coefficients; ≥ {ACTIVE:.0%} of ‖o‖: |m| ‖v‖ is at least this share of the output's norm",
-        "effective: (Σ s²)² / Σ s⁴ of the strengths s = |m| ‖v‖, n if n are equally strong and the rest silent",
-        "behind a gate a coefficient may be negative and strong, so the norm tells more than the sign",
-    ]
-    return Group(title("Memories at work"), table, notes(lines))
 
 
 def experts(view: PromptView) -> Group:
@@ -257,7 +205,7 @@ def firing(view: PromptView) -> Group:
         for memory in layer.firing:
             numbers = (number(memory.coefficient), number(memory.strength), tenths(memory.share))
             table.add_row(
-                Text(str(memory.slot)), *map(Text, numbers), Bar(memory.share / largest), said(memory.promotes)
+                Text(str(memory.slot)), *map(Text, numbers), bar(memory.share / largest), said(memory.promotes)
             )
         table.add_section()
     lines = [
@@ -275,7 +223,7 @@ def promotion(found: Promotion) -> Group:
             Text(f"{turn.slot} × {turn.factor:g}"),
             *(Text(f"{'+' if gain > 0 else ''}{number(gain)}") for gain in (turn.predicted, turn.gain)),
             Text(share(turn.together)),
-            Bar(turn.together),
+            bar(turn.together),
             Text(named(turn.says), style="bold" if turn.says.id == found.token.id else ""),
         )
     what, words = f"P({named(found.token)})", quoted(found.token.token)
@@ -322,11 +270,11 @@ def _key(view: MemoryView) -> Iterator[RenderableType]:
     follows = view.triggers[0].next is not None
     table = plain_table(*right("m"), *left("", "text"), *([*left("next"), *right("place")] if follows else []))
     for trigger in view.triggers:
-        bar = Bar(trigger.coefficient / view.triggers[0].coefficient)
+        length = bar(trigger.coefficient / view.triggers[0].coefficient)
         cells: tuple[Text, ...] = ()
         if trigger.next is not None:
             cells = Text(named(trigger.next), style="bold" if trigger.rank == 1 else ""), Text(f"{trigger.rank:,}")
-        table.add_row(Text(number(trigger.coefficient)), bar, prefixed(trigger.prefix, 40), *cells)
+        table.add_row(Text(number(trigger.coefficient)), length, prefixed(trigger.prefix, 40), *cells)
     yield table
     if follows:
         place = "place: where the value's distribution has it, 1 the first"
@@ -338,23 +286,6 @@ def _findings(view: MemoryView) -> Iterator[tuple[str, str]]:
     yield "active", f"at {share(view.active)} of the tokens (m > 0)"
     if view.sent is not None:
         yield "router", f"sends {share(view.sent)} of the tokens to the expert; {ROUTED}, 0 at all other tokens"
-    if view.shallow is not None and view.endings is not None:
-        shallow, (last, pair) = view.shallow, view.endings
-        end = "are at" if view.note else "end in"
-        lines = f"{share(shallow.last_share)} of the triggers {end} {quoted(last)}, "
-        lines += f"{share(shallow.last_chance)} of the text"
-        if pair is not None:
-            lines += f"; {share(shallow.pair_share)} in {quoted(pair)}, {share(shallow.pair_chance)} of the text"
-        verdict = "shallow" if shallow.is_shallow else "not shallow"
-        yield "pattern", f"{verdict}: {lines}. Patterns beyond chance cover {share(shallow.covered)}"
-    if view.agrees is not None and view.agreeing is not None and view.chance is not None:
-        does = "the value's top token follows" if view.agrees else "another token than the value's top one follows"
-        often = f"it follows {share(view.agreeing)} of the triggers, {share(view.chance)} of all tokens"
-        yield "agreement", f"{does} the top trigger; {often}"
-    if (removal := view.removal) is not None:
-        changes = {"the first": removal.first, "the last": removal.last, "a random": removal.random}
-        shown = ", ".join(f"{percent(change)} without {which}" for which, change in changes.items())
-        yield "removal", f"the coefficient changes by {shown} token (mean of {removal.triggers})"
     if view.note is not None:
         yield "note", view.note
 

@@ -5,13 +5,9 @@ Text from models and files is rendered as `Text`, never as markup, so brackets i
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from rich.cells import cell_len
-from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
 from ffedit.facts.text import counted
@@ -60,20 +56,9 @@ def _size(count: int) -> str:
     return f"{count / 1e9:.2f} GB" if count >= 1e9 else f"{count / 1e6:.2f} MB"
 
 
-@dataclass(frozen=True)
-class Commands:
-    """Commands to type next, broken between arguments with a backslash; printed with `soft_wrap=True`, to be copied."""
-
-    commands: Sequence[str]
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Yield a heading and one block per command."""
-        yield Text("Next:", style="bold")
-        for command in self.commands:
-            lines = [""]
-            for word in re.findall(r"""(?:[^\s"']|"(?:\\.|[^"\\])*"|'[^']*'|["'])+""", command):
-                if lines[-1] and cell_len(lines[-1]) + 1 + cell_len(word) > options.max_width - 4:
-                    lines[-1] += " \\"
-                    lines.append("  ")
-                lines[-1] += word if not lines[-1].strip() else f" {word}"
-            yield from (Text(f"  {line}", style="cyan") for line in lines)
+def next_commands(*commands: str) -> Text:
+    """Render commands to type next, each on a line that is not wrapped, to be copied."""
+    text = Text("Next:", style="bold", no_wrap=True, overflow="ignore")
+    for command in commands:
+        text.append(f"\n  {command}", style="not bold cyan")
+    return text

@@ -11,7 +11,7 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderR
 from rich.table import Column
 from rich.text import Text
 
-from ffedit.display.terminal.tables import plain_table
+from ffedit.display.terminal.tables import plain_table, with_more
 from ffedit.evaluator import FactScores, Report
 from ffedit.evaluator.scores import Continuation
 from ffedit.evaluator.verdict import BREAKING, knew_previous, took
@@ -67,8 +67,7 @@ def worse(report: Report) -> RenderableType | None:
     for before, after in wrong[:MOST_ROWS]:
         said = (Text(side.says or "(nothing)") for side in (before, after))
         table.add_row(Text(before.prompt), *said, Text(KINDS[before.score], style="dim"))
-    more = len(wrong) - MOST_ROWS
-    return Group(table, Text(f" … and {more} more", style="dim")) if more > 0 else table
+    return with_more(table, len(wrong) - MOST_ROWS)
 
 
 def _fact(report: Report, before: FactScores, after: FactScores) -> Line:

@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import groupby
 
-from rich.console import Group, RenderableType
+from rich.console import RenderableType
 from rich.table import Column, Table
 from rich.text import Text
 
 from ffedit.algebra.bootstrap import Interval
-from ffedit.display.terminal.tables import plain_table, ranges
+from ffedit.display.terminal.tables import plain_table, ranges, with_more
 from ffedit.editor.checks import in_reach
 from ffedit.editor.edit import Edit
 from ffedit.editor.methods import METHODS
@@ -191,9 +191,7 @@ def sayings(prompts: Sequence[str], before: Sequence[str], after: Sequence[str] 
         if after is not None:
             cells.append(Text(after[i] or "(nothing)", style="bold" if after[i] != before[i] else ""))
         table.add_row(*cells)
-    if len(prompts) <= MOST_SAYINGS:
-        return table
-    return Group(table, Text(f" … and {len(prompts) - MOST_SAYINGS} more", style="dim"))
+    return with_more(table, len(prompts) - MOST_SAYINGS)
 
 
 def verdict_view(

@@ -11,7 +11,7 @@ from rich.console import Group, RenderableType
 from rich.table import Column, Table
 from rich.text import Text
 
-from ffedit.display.terminal.tables import first_names, named_values, plain_table, ranges
+from ffedit.display.terminal.tables import first_names, named_values, plain_table, ranges, with_more
 from ffedit.editor.config import dotted
 from ffedit.editor.edit import Edit
 from ffedit.editor.edit_files import EDITS, embedded
@@ -64,8 +64,7 @@ def _facts(edit: Edit) -> RenderableType:
     for fact, said in islice(zip(edit.facts, edit.says, strict=True), MOST_FACTS):
         measured = (Text(NOT_MEASURED, style="dim") if text is None else Text(text) for text in said)
         table.add_row(*(Text(cell or "") for cell in (fact.text, fact.previous, fact.target)), *measured)
-    more = len(edit.facts) - MOST_FACTS
-    return Group(table, Text(f" … and {more} more", style="dim")) if more > 0 else table
+    return with_more(table, len(edit.facts) - MOST_FACTS)
 
 
 def _size(folder: Path) -> int:

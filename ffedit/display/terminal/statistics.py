@@ -10,7 +10,7 @@ from rich.table import Column
 from rich.text import Text
 
 from ffedit.algebra.key_moments import CONVERGED, LONGEST, KeyMoments
-from ffedit.display.terminal.tables import plain_table
+from ffedit.display.terminal.tables import notes, plain_table
 from ffedit.editor.statistics_files import file_name
 from ffedit.files import cache
 from ffedit.inference.corpus import Corpus
@@ -53,7 +53,7 @@ def moments_table(stats: Mapping[Address, KeyMoments], note: str, folder: Path |
         "Text: " + "; ".join(dict.fromkeys(moments.source for moments in stats.values())),
         *([note] if note else []),
     ]
-    return Group(table, Text(""), Text("\n".join(lines), style="dim"))
+    return Group(table, Text(""), notes(lines))
 
 
 def shortage(stats: Mapping[Address, KeyMoments], corpus: Corpus, tolerance: float | None) -> Text | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from rich import box
+from rich.console import Group, RenderableType
 from rich.table import Column, Table
 from rich.text import Text
 
@@ -16,6 +17,25 @@ def plain_table(*columns: Column | str) -> Table:
     return Table(
         *columns, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold", show_edge=False
     )
+
+
+def with_more(table: RenderableType, more: int) -> RenderableType:
+    """Render a table, and below it the number of rows that it leaves out."""
+    return Group(table, Text(f" … and {more} more", style="dim")) if more > 0 else table
+
+
+def notes(lines: Iterable[str]) -> Text:
+    """Render the explanations of a table."""
+    return Text("\n".join(lines), style="dim")
+
+
+def share(value: float) -> str:
+    """Format a share in percent; "0%" and "100%" are shown only for exactly 0 and 1."""
+    if value == 0 or value == 1 or 0.0995 <= value < 0.995:
+        return f"{value:.0%}"
+    if value >= 0.0005:
+        return f"{value:.1%}" if value < 0.9995 else "> 99.9%"
+    return f"{100 * value:.1g}%" if value >= 1e-6 else f"{value:.0e}"
 
 
 def named_values(*lines: tuple[str, str]) -> Table:

@@ -11,9 +11,9 @@ from random import Random
 import pytest
 import torch
 import zoo
+from key_analyses import CHANCE, FEWEST, Frequencies, Shallow, removal
 
 from ffedit import Corpus
-from ffedit.inspector.keys import CHANCE, FEWEST, Frequencies, Shallow, removal
 from ffedit.inspector.rows import Context, Positions, Row, rows_of
 from ffedit.model.hooks import capture
 

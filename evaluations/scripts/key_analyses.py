@@ -30,7 +30,6 @@ from ffedit.algebra.linalg import double
 from ffedit.inference import replay
 from ffedit.inference.batching import batches
 from ffedit.inspector.rows import Context, Row
-from ffedit.inspector.views import View
 from ffedit.model.editable import Stack
 from ffedit.model.feed_forward import FeedForward
 from ffedit.model.tokenization import pad
@@ -68,7 +67,7 @@ class Frequencies:
 
 
 @dataclass(frozen=True)
-class Shallow(View):
+class Shallow:
     """The most frequent endings of the triggers of one key."""
 
     last: int  # the most frequent last token of the triggers
@@ -112,7 +111,7 @@ def _surprising(count: int, triggers: int, chance: float) -> bool:
 
 
 @dataclass(frozen=True)
-class Removal(View):
+class Removal:
     """The mean relative change of a key's coefficient over its triggers, by the token that is removed."""
 
     first: float  # change without the first token

@@ -1,0 +1,80 @@
+"""Products of few states with a weight, on x86 processors: by oneDNN, where torch's own call of MKL is slow.
+
+A step of generation multiplies some rows by each weight, a step of v* some dozens. For so few, oneDNN is 1.2 to 2 times
+as fast as MKL, which torch calls for linear layers in float32 (`evaluations/benchmarks/few_rows.py`); for more rows MKL
+is. The choice depends on shapes only, so that a computation has the same bits each time. Both are in torch.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear
+from torch.utils.flop_counter import flop_registry, register_flop_formula
+
+from ffedit.model.hooks import replace_forward
+
+# At most so many rows, and weights of so many numbers at least: smaller ones do not gain.
+FEW, LARGE = 256, 2**18
+AVAILABLE = torch.backends.mkldnn.is_available() and platform.machine().lower() in {"x86_64", "amd64"}
+
+
+@contextmanager
+def few_rows(model: nn.Module) -> Iterator[None]:
+    """In the block, linear layers of `model` on the CPU, in float32, multiply few rows by oneDNN."""
+    with ExitStack() as stack:
+        for module in model.modules() if AVAILABLE else ():
+            # accelerate's offloading has a `forward` of its own, and brings the weight during it
+            if type(module) is nn.Linear and module.weight.numel() >= LARGE and "forward" not in vars(module):
+                stack.enter_context(replace_forward(module, partial(_forward, module)))
+        yield
+
+
+def _forward(layer: nn.Linear, states: Tensor) -> Tensor:
+    weight, bias = layer.weight, layer.bias
+    learned = torch.is_grad_enabled() and (weight.requires_grad or (bias is not None and bias.requires_grad))
+    plain = states.is_cpu and states.dtype == weight.dtype == torch.float32 and weight.is_contiguous()
+    count = states.numel() // weight.shape[1]
+    if learned or not plain or not 0 < count <= FEW or torch.is_autocast_enabled("cpu"):
+        return linear(states, weight, bias)
+    result: Tensor = _Product.apply(states, weight, bias)  # type: ignore[no-untyped-call]
+    return result
+
+
+def product(states: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Return what `torch.nn.functional.linear` does, [.., d_out], by oneDNN, without gradients."""
+    result: Tensor = torch.ops.mkldnn._linear_pointwise(states, weight, bias, "none", [], "")
+    return result
+
+
+class _Product(torch.autograd.Function):
+    """`product`, with the gradient of the states; that of a weight is not asked."""
+
+    @staticmethod
+    def forward(ctx: Any, states: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """Multiply."""
+        ctx.save_for_backward(weight)
+        return product(states, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        """Return the gradient of the states."""
+        (weight,) = ctx.saved_tensors
+        return gradient @ weight, None, None
+
+
+def _operations(states: Any, weight: Any, *others: Any, **named: Any) -> int:
+    """Return the operations of `product`, two for each multiply and add, from shapes."""
+    operations: int = 2 * prod(states) * weight[0]
+    return operations
+
+
+if AVAILABLE and torch.ops.mkldnn._linear_pointwise not in flop_registry:
+    register_flop_formula(torch.ops.mkldnn._linear_pointwise)(_operations)

@@ -1,0 +1,68 @@
+"""Few rows are multiplied by oneDNN: with the same result and gradient as by torch's own call, and nothing else is."""
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from ffedit.model import few_rows as module
+from ffedit.model.few_rows import FEW, few_rows
+
+pytestmark = pytest.mark.skipif(not module.AVAILABLE, reason="oneDNN is used on x86 processors only")
+
+
+def layer(d_in: int = 768, d_out: int = 384, bias: bool = True) -> nn.Linear:
+    torch.manual_seed(0)
+    return nn.Linear(d_in, d_out, bias).requires_grad_(False)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("shape", [(1,), (3, 5), (1, FEW)])
+def test_a_product_of_few_rows_and_its_gradient_are_those_of_torch(shape: tuple[int, ...], bias: bool) -> None:
+    linear, states = layer(bias=bias), torch.randn(*shape, 768, requires_grad=True)
+    weights = torch.randn(*shape, 384)
+    expected = linear(states)
+    (gradient,) = torch.autograd.grad((expected * weights).sum(), states)
+    with few_rows(linear):
+        found = linear(states)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(torch.autograd.grad((found * weights).sum(), states)[0], gradient, rtol=1e-5, atol=1e-5)
+
+
+def calls(monkeypatch: pytest.MonkeyPatch, linear: nn.Linear, states: torch.Tensor) -> int:
+    """Return how many products of `linear` are made by oneDNN."""
+    made = []
+
+    def counted(*args: torch.Tensor) -> torch.Tensor:
+        made.append(args)
+        return product(*args)
+
+    product = module.product
+    monkeypatch.setattr(module, "product", counted)
+    with few_rows(linear):
+        linear(states)
+    return len(made)
+
+
+@pytest.mark.parametrize("case", ["few", "many", "none", "small", "learned", "other dtype", "autocast"])
+def test_only_few_rows_of_a_large_fixed_float32_weight_are_multiplied_by_it(
+    monkeypatch: pytest.MonkeyPatch, case: str
+) -> None:
+    linear, rows = layer(), {"many": FEW + 1, "none": 0}.get(case, 2)
+    if case == "small":
+        linear = layer(64, 64)
+    if case == "learned":
+        linear.requires_grad_(True)
+    if case == "other dtype":
+        linear = linear.double()
+    states = torch.randn(rows, linear.in_features, dtype=linear.weight.dtype)
+    with torch.autocast("cpu", torch.bfloat16, enabled=case == "autocast"):
+        assert calls(monkeypatch, linear, states) == (case == "few")
+
+
+def test_a_layer_is_left_as_it_was_and_its_operations_are_counted() -> None:
+    linear = layer()
+    with few_rows(linear), FlopCounterMode(display=False) as counter:
+        linear(torch.randn(2, 768))
+    assert "forward" not in vars(linear)
+    assert counter.get_total_flops() == 2 * 2 * 768 * 384
