@@ -1,6 +1,6 @@
 """Everything that a person does with a model, on the CPU and on a device without float64.
 
-`python whole_line.py FAMILY FOLDER [FIRST-END ...]` prints, as a line of JSON, how far the numbers of each step differ on
+`python whole_line.py FAMILY FOLDER [FIRST-END ...]` prints, as a line of JSON, how much each step differs on
 the two, relative to their size; for each range of layers, it does so of a model that has these layers on the device.
 """
 
