@@ -34,7 +34,7 @@ from ffedit.exporter.checkpoint import Plan, digest, export_plan, file_name, ide
 from ffedit.exporter.embedded_edits import history, plan_undo, read_originals
 from ffedit.exporter.subprocess_check import DIFFERS, Checked, Task, peak
 from ffedit.files.tensor_ranges import Stored, contents, of_expert, read_header, row_blocks
-from ffedit.loading.gguf_reader import entry, open_gguf, read
+from ffedit.loading.gguf_reader import config_and_tokenizer, entry, open_gguf, unpacked_model
 from ffedit.loading.load import decoder_classes, first_that_runs, local_folder
 from ffedit.progress import silent
 
@@ -281,7 +281,9 @@ def check_gguf(task: Task) -> Checked:
         return Checked(len(after.tensors), False)
     plan = export_plan(stored, gguf.as_packed(edit, packed))
     expected = base_and_edited(replace(task, base=str(folder)), plan)[1]
-    _check_logits(expected, logits_of(read(str(file), file, after, file, silent)[0].eval()))
+    config, _ = config_and_tokenizer(str(file), file, after, file)
+    model = unpacked_model(str(file), file, after, file, config, torch.float32, silent)
+    _check_logits(expected, logits_of(model.eval()))
     return Checked(len(after.tensors), True)
 
 
