@@ -17,6 +17,7 @@ from copy import copy
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
@@ -24,7 +25,7 @@ import lazy_loader
 import numpy as np
 import torch
 import transformers
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, modeling_gguf_pytorch_utils
 
 from ffedit.errors import ModelError
 from ffedit.files.placing import beside
@@ -278,8 +279,14 @@ def _unpacked_ahead(name: str, reader: Any) -> Iterator[None]:
                 return coming.popleft()[1].result()
             return unpack(data, kind)  # another order than the file's
 
-        with patch.object(gguf, "dequantize", next_of):
+        numpy = SimpleNamespace(**vars(np) | {"copy": _own})
+        with patch.object(gguf, "dequantize", next_of), patch.object(modeling_gguf_pytorch_utils, "np", numpy):
             yield
+
+
+def _own(weights: Any) -> Any:
+    """Return an array that is not a view of the file; transformers would copy what was unpacked for it, too."""
+    return weights if weights.flags.writeable and weights.flags.c_contiguous else np.copy(weights)
 
 
 def _check_weights(name: str, reader: Any, model: Any) -> None:
@@ -306,5 +313,5 @@ def _steps(progress: Progress) -> Iterator[None]:
             yield tensor
         progress("unpacking", len(tensors), len(tensors))
 
-    with patch("transformers.modeling_gguf_pytorch_utils.tqdm", each, create=True):
+    with patch.object(modeling_gguf_pytorch_utils, "tqdm", each, create=True):
         yield
