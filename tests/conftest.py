@@ -86,6 +86,16 @@ def little_text() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def one_precision() -> Iterator[None]:
+    """Take bfloat16 to be no faster than float32, which would be measured for seconds: the same numbers everywhere."""
+    from ffedit.inference import precision
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(precision, "least_seconds", lambda _: 1.0)
+        yield
+
+
 @pytest.fixture
 def warm_cache(shared_cache: Path, cache_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Let a test find what others collected: half a minute for the default statistics of an embedded model.

@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import huggingface_hub
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
@@ -29,7 +28,7 @@ from ffedit.exporter.checkpoint import file_name
 from ffedit.exporter.embedded_edits import history
 from ffedit.facts.text import counted
 from ffedit.files.tensor_ranges import Stored, contents, of_expert
-from ffedit.loading.load import path_of
+from ffedit.loading.load import folder_of, path_of
 from ffedit.model.editable import Editable
 from ffedit.model.fingerprint import fingerprint
 from ffedit.model.memory import Address, identity
@@ -141,16 +140,11 @@ def diff(base: str | Path, edited: str | Path, *, rank: int | None = None, progr
 
 def _folder(name: str | Path, progress: Progress) -> Path:
     """Return the local folder of a checkpoint."""
-    path = Path(path_of(str(name), progress))
-    if path.is_dir():
-        return path
-    try:
-        config = huggingface_hub.try_to_load_from_cache(str(name), "config.json")
-    except ValueError:
-        config = None
-    if not isinstance(config, str):
+    path = path_of(str(name), progress)
+    folder = Path(path) if Path(path).is_dir() else folder_of(path)
+    if folder is None:
         raise ModelError(f"{name}: no such folder, and not in the cache of the hub; a checkpoint was expected")
-    return Path(config).parent
+    return folder
 
 
 def _change(name: str, a: Stored, b: Stored, rank: int | None) -> Change | None:

@@ -28,7 +28,7 @@ from ffedit.exporter.embedded_edits import embed, history, load_with_edits, plan
 from ffedit.exporter.gguf import Packed, as_packed, pack, source_file, write_gguf
 from ffedit.exporter.model_card import adapter_card, delta_card, model_card, origin_of, undone_card
 from ffedit.exporter.subprocess_check import Checked, Task, Verify, check_fresh, check_how
-from ffedit.files.atomic import check_free, make_file, make_folder, written
+from ffedit.files.atomic import check_free, make_folder, written
 from ffedit.files.placing import Placing, named_errors, together
 from ffedit.files.shards import gguf_parts
 from ffedit.files.tensor_ranges import Matrix, contents
@@ -179,20 +179,18 @@ def _export_gguf(placing: Placing, base: Base, out: Path, format: Format, verify
             "transformers cannot read an adapter of llama.cpp, so logits cannot be compared; verify tensors"
         )
     packed = base.packed() if format == "gguf" else {}
-    done: list[Exported] = []
-
-    def make(made: Path) -> None:
-        moved = write_gguf(file, made, base.edit, packed) if format == "gguf" else None
-        if format == "adapter":
+    kind = "gguf" if format == "gguf" else "gguf adapter"
+    moved: Moved | None = None
+    out.absolute().parent.mkdir(parents=True, exist_ok=True)
+    made = placing.new(out.resolve())
+    with named_errors(out):
+        if format == "gguf":
+            moved = write_gguf(file, made, base.edit, packed)
+        else:
             gguf.write_adapter(file, made, base.edit)
         base.edit.save(made.parent / EDITS / "000")
-        kind = "gguf" if format == "gguf" else "gguf adapter"
         checked = check_fresh(Task(kind, str(made), str(file.absolute()), verify))
-        done.append(Exported(out, moved, checked, base.edit, packed=tuple(packed.values())))
-
-    out.absolute().parent.mkdir(parents=True, exist_ok=True)
-    make_file(placing, out, make)
-    return done[0]
+    return Exported(out, moved, checked, base.edit, packed=tuple(packed.values()))
 
 
 def _write(base: Base, folder: Path, format: Format, with_originals: bool) -> Moved | None:

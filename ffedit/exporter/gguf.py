@@ -209,14 +209,17 @@ def write_adapter(file: Path, target: Path, edit: Edit) -> None:
     writer.close()
 
 
-def read_adapter(file: Path) -> dict[str, Tensor]:
-    """Return what the LoRA adapter of a GGUF file adds to each tensor, [d_model, d_ff], float64, as llama.cpp does."""
+def read_adapter(file: Path) -> dict[str, Factors]:
+    """Return the factors whose product the LoRA adapter of a GGUF file adds to each tensor, as llama.cpp multiplies it.
+
+    They are [d_model, r] and [r, d_ff], float64.
+    """
     reader = open_gguf(file)
     sides = {tensor.name: double(torch.from_numpy(tensor.data.copy())) for tensor in reader.tensors}
     alpha = float(entry(reader, gguf.Keys.Adapter.LORA_ALPHA))
     names = [name.removesuffix(".lora_a") for name in sides if name.endswith(".lora_a")]
     pairs = {name: (sides[f"{name}.lora_b"], sides[f"{name}.lora_a"]) for name in names}
-    return {name: (alpha / len(right)) * (left @ right) for name, (left, right) in pairs.items()}
+    return {name: ((alpha / len(right)) * left, right) for name, (left, right) in pairs.items()}
 
 
 def _entries(reader: Any, end: int, edits: list[Any]) -> bytearray:

@@ -26,14 +26,15 @@ from torch import Tensor
 from transformers import AutoConfig, AutoTokenizer, PreTrainedModel
 
 from ffedit.algebra.linalg import double
+from ffedit.algebra.low_rank import Update
 from ffedit.editor.edit import Edit
 from ffedit.errors import CheckError, FFEditError, brief
 from ffedit.exporter import adapter, gguf
 from ffedit.exporter.checkpoint import Plan, digest, export_plan, file_name, identity_in, rows_of
 from ffedit.exporter.embedded_edits import history, plan_undo, read_originals
 from ffedit.exporter.subprocess_check import DIFFERS, Checked, Task, peak
-from ffedit.files.tensor_ranges import Stored, contents, of_expert, read_header
-from ffedit.loading.gguf_reader import entry, open_gguf, read
+from ffedit.files.tensor_ranges import Stored, contents, of_expert, read_header, row_blocks
+from ffedit.loading.gguf_reader import config_and_tokenizer, entry, open_gguf, unpacked_model
 from ffedit.loading.load import decoder_classes, first_that_runs, local_folder
 from ffedit.progress import silent
 
@@ -215,10 +216,7 @@ def check_adapter(task: Task) -> Checked:
     (edit,) = history(task.folder)
     stored = read_header(Path(task.folder) / adapter.WEIGHTS)
     for address, update in edit.updates.items():
-        b, a = adapter.read_factors(stored, identity_in(edit, address))
-        gap = sum(float((rows_of(update, i, i + 1, False) - b[i : i + 1] @ a).square().sum()) for i in range(len(b)))
-        if not gap**0.5 <= 1e-5 * update.norm():
-            raise CheckError(f"the adapter's product for {address} differs from the edit's by {gap**0.5:.1e}")
+        _check_product(str(address), adapter.read_factors(stored, identity_in(edit, address)), update)
     if importlib.util.find_spec("peft") is None:
         return Checked(len(edit.updates), False, peft=False)
     plan = plan_if_comparable(task, edit)
@@ -236,6 +234,15 @@ def check_adapter(task: Task) -> Checked:
         ) from error
     _check_logits(expected, logits, plan)
     return Checked(len(edit.updates), True, peft=True)
+
+
+def _check_product(name: str, factors: adapter.Factors, update: Update) -> None:
+    """Check that the product of an adapter's factors is Δ."""
+    left, right = factors
+    blocks = ((rows_of(update, i, j, False), left[i:j] @ right) for i, j in row_blocks(*update.shape))
+    gap = sum(float((delta - product).square().sum()) for delta, product in blocks) ** 0.5
+    if not gap <= 1e-5 * update.norm():
+        raise CheckError(f"the adapter's product for {name} differs from the edit's by {gap:.1e}")
 
 
 def plan_if_comparable(task: Task, edit: Edit) -> Plan | None:
@@ -274,7 +281,9 @@ def check_gguf(task: Task) -> Checked:
         return Checked(len(after.tensors), False)
     plan = export_plan(stored, gguf.as_packed(edit, packed))
     expected = base_and_edited(replace(task, base=str(folder)), plan)[1]
-    _check_logits(expected, logits_of(read(str(file), file, after, file, silent)[0].eval()))
+    config, _ = config_and_tokenizer(str(file), file, after, file)
+    model = unpacked_model(str(file), file, after, file, config, torch.float32, silent)
+    _check_logits(expected, logits_of(model.eval()))
     return Checked(len(after.tensors), True)
 
 
@@ -285,10 +294,8 @@ def check_gguf_adapter(task: Task) -> Checked:
     added, expected = gguf.read_adapter(file), {gguf.tensor_name(at): delta for at, delta in edit.updates.items()}
     if added.keys() != expected.keys():
         raise CheckError("the adapter is not of the matrices that the edit changes")
-    for name, delta in expected.items():
-        gap = float((added[name] - double(delta.dense)).norm())
-        if not gap <= 1e-5 * delta.norm():
-            raise CheckError(f"the adapter's product for {name} differs from the edit's by {gap:.1e}")
+    for name, update in expected.items():
+        _check_product(name, added[name], update)
     return Checked(len(added), False)
 
 

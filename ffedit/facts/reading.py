@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from ffedit.errors import FactError, brief
 from ffedit.facts.fact import Fact, as_protected, same_question, show
@@ -108,7 +108,6 @@ class Sifted:
 def read_facts(
     path: Source | Sequence[Source],
     *,
-    stdin: IO[Any] | None = None,
     need_targets: bool = True,
     fields: Mapping[str, str] | None = None,
     language: str | None = None,
@@ -119,7 +118,6 @@ def read_facts(
         path: a file of JSON, JSON lines, CSV, TSV or YAML; a .parquet or .arrow file; a folder that `datasets` wrote; a
             data set of the hub as owner/name[/file][#configuration][:split]; or a list of these. A path that exists
             always wins.
-        stdin: read instead of standard input.
         need_targets: False also takes records without a new object (tracing sets).
         fields: a field of `Fact` -> the name of the records' field for it, dotted where it is nested, for those that
             are not recognised by their names: {"target": "object.new"}.
@@ -131,13 +129,12 @@ def read_facts(
     Raises:
         FactError: one line, with the source and the first record that cannot be used.
     """
-    return sift_facts(path, stdin=stdin, need_targets=need_targets, fields=fields, language=language).whole()
+    return sift_facts(path, need_targets=need_targets, fields=fields, language=language).whole()
 
 
 def sift_facts(
     path: Source | Sequence[Source],
     *,
-    stdin: IO[Any] | None = None,
     need_targets: bool = True,
     together: bool = True,
     where: tuple[str, str] | None = None,
@@ -162,7 +159,7 @@ def sift_facts(
     for source in sources:
         name, before = name_of(source), sifting.records
         several = name if len(sources) > 1 else None
-        for number, record in enumerate(stream_records(source, stdin), 1):
+        for number, record in enumerate(stream_records(source), 1):
             if where is None or _has(record, *where):
                 sifting.add(number if several is None else f"{name}, record {number}", record, shape, several)
         if where is not None and sifting.records == before:

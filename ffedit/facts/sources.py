@@ -57,12 +57,7 @@ def name_of(source: Source) -> str:
     return "standard input" if os.fspath(source) == "-" else os.fspath(source)
 
 
-def load_records(path: Source, stdin: IO[Any] | None = None) -> list[Any]:
-    """Read all records of a source; a row that cannot be read is a FactError. Raises FactError as `stream_records`."""
-    return list(stream_records(path, stdin))
-
-
-def stream_records(path: Source, stdin: IO[Any] | None = None) -> Iterator[Any]:
+def stream_records(path: Source) -> Iterator[Any]:
     """Yield the records of a source, and a FactError in place of a row that cannot be read.
 
     Raises:
@@ -72,7 +67,7 @@ def stream_records(path: Source, stdin: IO[Any] | None = None) -> Iterator[Any]:
     if (table := find_table(os.fspath(path))) is not None:
         records = table.records()
     else:
-        lines = _lines(path, stdin, name)
+        lines = _lines(path, name)
         begun: list[str] = []
         for line in lines:
             begun.append(line)
@@ -88,14 +83,14 @@ def stream_records(path: Source, stdin: IO[Any] | None = None) -> Iterator[Any]:
     yield from records
 
 
-def _lines(path: Source, stdin: IO[Any] | None, name: str) -> Iterator[str]:
+def _lines(path: Source, name: str) -> Iterator[str]:
     """Yield the lines of a file or of standard input, with their ends and without a BOM.
 
     They are UTF-8, or UTF-16 where its BOM says so (Excel's "Unicode text").
     """
     at = 0
     try:
-        with _opened(path, stdin) as stream:
+        with _opened(path) as stream:
             for line in stream:
                 if at == 0 and isinstance(line, bytes):
                     for magic, what in NO_TEXT.items():
@@ -117,10 +112,9 @@ def _lines(path: Source, stdin: IO[Any] | None, name: str) -> Iterator[str]:
 
 
 @contextmanager
-def _opened(path: Source, stdin: IO[Any] | None) -> Iterator[IO[Any]]:
+def _opened(path: Source) -> Iterator[IO[Any]]:
     if os.fspath(path) == "-":
-        stream = sys.stdin if stdin is None else stdin
-        yield getattr(stream, "buffer", stream)  # bytes where the stream has a buffer: always UTF-8
+        yield getattr(sys.stdin, "buffer", sys.stdin)  # bytes where it has a buffer: always UTF-8
     else:
         with open(path, "rb") as file:
             yield file

@@ -73,15 +73,10 @@ def write_file(target: Path, write: Callable[[Path], object]) -> None:
 def ready(target: Path, write: Callable[[Path], object]) -> Iterator[None]:
     """Let `write` make a temporary file that becomes `target` when the block ends without an error; else delete it."""
     with together() as placing:
-        make_file(placing, target, write)
+        made = placing.new(target.resolve())  # a link stays: what it points to is replaced
+        with named_errors(target):
+            write(made)
         yield
-
-
-def make_file(placing: Placing, target: Path, write: Callable[[Path], object]) -> None:
-    """Let `write` make a file that takes the path `target`, or that which a link there points to, with `placing`."""
-    made = placing.new(target.resolve())
-    with named_errors(target):
-        write(made)
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from ffedit.editor.config import EditConfig
 from ffedit.editor.methods import check_method
 from ffedit.errors import EditError
 from ffedit.facts.fact import Fact
-from ffedit.layer_choice.published import AutoLayer, auto_layer, nearest
+from ffedit.layer_choice.published import AutoLayer, auto_layer
 from ffedit.locator import TraceSet, locate_all, site_of
 from ffedit.locator.cost import layers_within
 from ffedit.locator.result import Tokens
@@ -85,7 +85,7 @@ def find_layer(
     traces = locate_all(editable, facts, seed=config.seed, progress=progress)
     if (site := site_of(traces, allowed=allowed)) is not None:
         return Found(traces, site, "trace", auto)
-    return Found(traces, nearest(allowed, auto.layer), auto.by, auto)
+    return Found(traces, min(allowed, key=lambda layer: abs(layer - auto.layer)), auto.by, auto)
 
 
 def known_layer(

@@ -6,7 +6,6 @@ from it a range that ends at the layer where v* is chosen. They lie between .15 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from math import ceil
 from typing import Any, Literal
@@ -94,8 +93,3 @@ def auto_layer(editable: Editable, method: str = "memit") -> AutoLayer:
     """Return the layer to edit in this model, by its config alone: nothing is run, and nothing is read from a cache."""
     depth, row = len(editable.layers), published(editable.model.config.get_text_config())
     return AutoLayer(usual_layer(depth) if row is None else row.layer(method), depth, row)
-
-
-def nearest(layers: Iterable[int], layer: int) -> int:
-    """Return the one of `layers` that is nearest to a layer."""
-    return min(layers, key=lambda i: abs(i - layer))

@@ -137,13 +137,6 @@ class SiteMap(Displayed):
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return {name: v.tolist() if isinstance(v, np.ndarray) else v for name, v in values.items()}
 
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> SiteMap:
-        """Build a map from what `to_dict` returned, also by way of JSON with null for NaN."""
-        arrays = {name: np.asarray(values[name], str if name == "hit" else float) for name in ARRAYS}
-        lists = {name: tuple(values[name]) for name in ("layers", "tokens", "subject")}
-        return cls(**{**values, **arrays, **lists, "look_alikes": tuple(map(tuple, values["look_alikes"]))})
-
     def save(self, path: str | Path) -> None:
         """Write the numbers as `.npz`; the array `axes` names the axes of those that have them."""
         values = {name: value for name, value in self.to_dict().items() if name != "look_alikes"}

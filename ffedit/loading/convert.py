@@ -93,7 +93,14 @@ def _unpickle(folder: Path, files: list[Path], made: Path) -> None:
     """Write pickled weights as safetensors under their own names, and what else the folder holds."""
     count = len(files)
     targets = [made / (SINGLE if count == 1 else f"model-{i + 1:05}-of-{count:05}.safetensors") for i in range(count)]
-    _in_own_process(folder, list(zip(files, targets, strict=True)))
+    question = json.dumps([[str(a.absolute()), str(b.absolute())] for a, b in zip(files, targets, strict=True)])
+    try:
+        process = run_module("ffedit.loading.unpickle", question, {})
+    except OSError as error:
+        raise EditError(f"the process that reads {folder} could not be started ({brief(error)})") from error
+    if process.returncode:
+        why = (process.stderr.strip().splitlines() or [f"exit code {process.returncode}"])[-1]
+        raise ModelError(f"{folder}: its weights cannot be converted ({why}); nothing was written")
     if count > 1:
         held = {target: read_header(target) for target in targets}
         total = sum(stored.size for tensors in held.values() for stored in tensors.values())
@@ -105,15 +112,3 @@ def _unpickle(folder: Path, files: list[Path], made: Path) -> None:
         if path.is_file() and not is_weight and not path.name.startswith("."):
             refuse_link(path, folder)
             shutil.copyfile(path, made / path.name)
-
-
-def _in_own_process(folder: Path, pairs: list[tuple[Path, Path]]) -> None:
-    """Write the tensors of each file of pickled weights to another file; a new process reads them."""
-    question = json.dumps([[str(path.absolute()) for path in pair] for pair in pairs])
-    try:
-        process = run_module("ffedit.loading.unpickle", question, {})
-    except OSError as error:
-        raise EditError(f"the process that reads {folder} could not be started ({brief(error)})") from error
-    if process.returncode:
-        why = (process.stderr.strip().splitlines() or [f"exit code {process.returncode}"])[-1]
-        raise ModelError(f"{folder}: its weights cannot be converted ({why}); nothing was written")

@@ -3,9 +3,8 @@
 transformers reads config and tokenizer, which takes a while; they are kept in the cache, in a folder that everything
 else here treats as a checkpoint's. The weights stay in the file: each time that a model is loaded its blocks are
 unpacked to float32, so that they are on the disk once. What needs a checkpoint's weights as files (an export, a model
-that is spread over devices) has them converted, into the same folder. It is named by a hash of the file's content,
-which is stored with the file's size and times: a file is hashed again only when these change, and read again only when
-its content did.
+that is spread over devices) has them converted, into the same folder. It is named by the file's path, size and times:
+when one of these changes, the file is read again.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ import importlib.metadata
 import importlib.util
 import json
 import shutil
-from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -54,15 +52,11 @@ def converted(name: str, file: Path, progress: Progress = silent, weights: bool 
             not installed.
         EditError: the cache cannot be written.
     """
-    about = _known(name, file)
-    folder = _folder(about)
+    folder = _folder(file)
     if not _is_whole(folder, weights):
         with claimed(folder.parent, wait=True):
             if not _is_whole(folder, weights):  # another process may have made it meanwhile
-                _convert(name, file, about, folder, weights, progress)
-    remembered = _remembered(file)
-    if _content(remembered) != about:
-        cache.write(remembered, lambda temporary: _write(temporary, about))
+                _convert(name, file, folder, weights, progress)
     return folder
 
 
@@ -77,42 +71,26 @@ def read_weights(
         reader = checked(name, file)
         progress("unpacking", 0, len(reader.tensors))
         model = unpacked_model(name, file, reader, folder, config, dtype, progress)
-        if _folder(_known(name, file)) != folder:
-            raise _changed(name, file)
+        _check_unchanged(name, file, folder)
     except ModelError:
         with claimed(folder.parent, wait=True):
             if not has_weights(folder):  # another process may have converted them
                 shutil.rmtree(folder, ignore_errors=True)
-        cache.forget(_remembered(file))
         raise
     model.name_or_path = model.config.name_or_path = str(folder)
     return model
 
 
-def _known(name: str, file: Path) -> dict[str, Any]:
-    """Return what is known of a file's content, hashed anew if it may have changed."""
-    try:
-        mark = _mark(file)
-        about = _content(_remembered(file))
-        if about.get("mark") != mark:
-            about = {"file": str(file.absolute()), "mark": mark, "sha256": _hash(file)}
-    except OSError as error:
-        raise ModelError(f"{name}: {file} cannot be read ({error.strerror or error})") from error
-    return about
+def _folder(file: Path) -> Path:
+    """Return the folder of a file's content, whether it exists or not."""
+    about = f"{file.absolute()} {_mark(file)}"
+    return cache.path("gguf", hashlib.sha256(about.encode()).hexdigest()[:24], "")
 
 
-def _remembered(file: Path) -> Path:
-    """Return the path of what is known of a file's content."""
-    return cache.path("gguf", hashlib.sha256(str(file.absolute()).encode()).hexdigest()[:24], ".json")
-
-
-def _folder(about: Mapping[str, Any]) -> Path:
-    """Return the folder of a content."""
-    return cache.path("gguf", about["sha256"][:24], "")
-
-
-def _changed(name: str, file: Path) -> ModelError:
-    return ModelError(f"{name}: {file} changed while it was read; try again")
+def _check_unchanged(name: str, file: Path, folder: Path) -> None:
+    """Refuse a file that changed since its content's folder was named."""
+    if _folder(file) != folder:
+        raise ModelError(f"{name}: {file} changed while it was read; try again")
 
 
 def source_of(name: str, folder: Path) -> dict[str, Any] | None:
@@ -180,27 +158,32 @@ def _write(path: Path, content: dict[str, Any]) -> None:
 
 
 def _hash(file: Path) -> str:
+    """Return the SHA-256 of a file, of all its parts; ModelError where it cannot be read."""
     digest = hashlib.sha256()
-    for part in gguf_parts(file):
-        with part.open("rb") as opened:
-            while block := opened.read(BLOCK):
-                digest.update(block)
+    try:
+        for part in gguf_parts(file):
+            with part.open("rb") as opened:
+                while block := opened.read(BLOCK):
+                    digest.update(block)
+    except OSError as error:
+        raise ModelError(f"{file}: cannot be read ({error.strerror or error})") from error
     return digest.hexdigest()
 
 
-def _convert(name: str, file: Path, known: dict[str, Any], folder: Path, weights: bool, progress: Progress) -> None:
+def _convert(name: str, file: Path, folder: Path, weights: bool, progress: Progress) -> None:
     """Write the content of a GGUF file as a checkpoint in `folder`, whole or not at all; with its weights if asked."""
     if importlib.util.find_spec("gguf") is None:
         raise ModelError(
             f"{name}: GGUF files are read with the package gguf; pip install 'ffedit[gguf]', or gguf alone"
         )
+    sha256 = _hash(file)  # first: it says what cannot be read
     reader = checked(name, file)
     progress("converting", 0, 1)
     config, tokenizer = config_and_tokenizer(name, file, reader, folder)
     model = unpacked_model(name, file, reader, folder, config, torch.float32, progress) if weights else None
     about = {
         **_origin(name, file),
-        "sha256": known["sha256"],
+        "sha256": sha256,
         "bytes": sum(part.stat().st_size for part in gguf_parts(file)),
         "quantisation": [kind.name for kind in kinds(reader)],
         "license": entry(reader, "general.license"),
@@ -212,5 +195,4 @@ def _convert(name: str, file: Path, known: dict[str, Any], folder: Path, weights
             tokenizer.save_pretrained(made)
         _write(made / SOURCE, about)
         _write(made / CHECKSUMS, {path.name: file_checksum(path) for path in sorted(made.iterdir())})
-        if _mark(file) != known["mark"]:
-            raise _changed(name, file)
+        _check_unchanged(name, file, folder)

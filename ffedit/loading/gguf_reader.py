@@ -173,17 +173,11 @@ def kinds(reader: Any) -> list[Any]:
     return [kind for kind, _ in counts.most_common()]
 
 
-def read(name: str, file: Path, reader: Any, near: Path, progress: Progress) -> tuple[Any, Any]:
-    """Read model and tokenizer of a GGUF file with transformers, as if never quantised; ModelError if it cannot.
-
-    A temporary folder is made beside the path `near`.
-    """
-    config, tokenizer = config_and_tokenizer(name, file, reader, near)
-    return unpacked_model(name, file, reader, near, config, torch.float32, progress), tokenizer
-
-
 def config_and_tokenizer(name: str, file: Path, reader: Any, near: Path) -> tuple[Any, Any]:
-    """Read a GGUF file's config, that of a model which was never quantised, and its tokenizer."""
+    """Read a GGUF file's config, that of a model which was never quantised, and its tokenizer.
+
+    A temporary folder is made beside the path `near`. Raises ModelError where transformers cannot read it.
+    """
     version = f"transformers {transformers.__version__}"
     config: Any
     with _alone(file, reader, near) as folder:
@@ -203,7 +197,7 @@ def config_and_tokenizer(name: str, file: Path, reader: Any, near: Path) -> tupl
 def unpacked_model(
     name: str, file: Path, reader: Any, near: Path, config: Any, dtype: torch.dtype, progress: Progress
 ) -> Any:
-    """Unpack the weights of a GGUF file into a model."""
+    """Unpack the weights of a GGUF file into a model; `near` and errors as for `config_and_tokenizer`."""
     options: dict[str, Any] = {}
     if hasattr(transformers, "GgufConfig"):  # versions that have it unpack only when asked to
         options["quantization_config"] = transformers.GgufConfig(dequantize=True)

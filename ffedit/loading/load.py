@@ -82,19 +82,8 @@ def load_model(
     device, dtype_name = str(device), str(dtype).removeprefix("torch.")
     spread = spread_over(device, device_map, offload_folder, max_memory)
     if isinstance(name_or_path, str | Path):
-        name = str(name_or_path)
-        checkpoint = opened(name, revision, trust_remote_code, progress)
-        if checkpoint.config.is_encoder_decoder:
-            kind = checkpoint.config.model_type
-            raise ModelError(f"{name}: {kind} is an encoder with a decoder; a causal decoder is needed")
-        classes = decoder_classes(checkpoint.config)
-        model, tokenizer, saved = _read(checkpoint, classes, "causal", dtype_name, spread, progress)
-        editable = find_and_verify(model, tokenizer, name, value_matrix, saved)
-        editable.auto_dtype = dtype == "auto"
-        if not any(memory.quantised for memory in editable.memories.values()):
-            editable.unpacked = quantisation(checkpoint.config)
-        if folder := cached_folder(editable):
-            editable.source = source_of(name, folder)
+        checkpoint = opened(str(name_or_path), revision, trust_remote_code, progress)
+        editable = _decoder(checkpoint, dtype_name, spread, value_matrix, progress)
     else:
         pair = _ready_pair(name_or_path, device, dtype_name, revision, trust_remote_code, device_map)
         editable = find_and_verify(*pair, value_matrix)
@@ -132,22 +121,27 @@ def load_stacks(
         return find_stacks(*pair, value_matrix)
     checkpoint = opened(str(name_or_path), revision, trust_remote_code, progress)
     if (auto_class := _auto_class(checkpoint.config)) is None:
-        decoder = load_model(
-            name_or_path,
-            device=device,
-            dtype=dtype,
-            revision=revision,
-            trust_remote_code=trust_remote_code,
-            value_matrix=value_matrix,
-            device_map=device_map,
-            offload_folder=offload_folder,
-            max_memory=max_memory,
-            progress=progress,
-        )
-        return [decoder]
+        return [_decoder(checkpoint, dtype_name, spread, value_matrix, progress)]
     auto, kind = auto_class
     model, tokenizer, _ = _read(checkpoint, (auto,), kind, dtype_name, spread, progress)
     return find_stacks(model, tokenizer, checkpoint.name, value_matrix)
+
+
+def _decoder(
+    opened: Opened, dtype: str, spread: Mapping[str, Any], value_matrix: str | None, progress: Progress
+) -> Editable:
+    """Load a causal decoder whose config was read."""
+    name, config = opened.name, opened.config
+    if config.is_encoder_decoder:
+        raise ModelError(f"{name}: {config.model_type} is an encoder with a decoder; a causal decoder is needed")
+    model, tokenizer, saved = _read(opened, decoder_classes(config), "causal", dtype, spread, progress)
+    editable = find_and_verify(model, tokenizer, name, value_matrix, saved)
+    editable.auto_dtype = dtype == "auto"
+    if not any(memory.quantised for memory in editable.memories.values()):
+        editable.unpacked = quantisation(config)
+    if folder := cached_folder(editable):
+        editable.source = source_of(name, folder)
+    return editable
 
 
 def decoder_classes(config: Any) -> tuple[Any, ...]:
@@ -330,7 +324,7 @@ def quantisation(config: Any) -> str:
 
 def _saved_in(path: str, model: PreTrainedModel, config: Any) -> torch.dtype:
     """Return the precision of most numbers in a checkpoint's files; where these cannot be read, the config's."""
-    folder = _folder_of(path, model)
+    folder = folder_of(path, _commit(model))
     try:
         tensors = contents(folder) if folder is not None else {}
     except ModelError:  # transformers found the weights in other files
@@ -379,7 +373,7 @@ def cached_folder(editable: Editable) -> Path | None:
     source = str(editable.model.name_or_path)
     if not source or source != str(editable.tokenizer.name_or_path):
         return None
-    return _folder_of(source, editable.model)
+    return folder_of(source, _commit(editable.model))
 
 
 def whole_folder(editable: Editable) -> Path | None:
@@ -391,11 +385,15 @@ def whole_folder(editable: Editable) -> Path | None:
     return folder
 
 
-def _folder_of(source: str, model: PreTrainedModel) -> Path | None:
+def _commit(model: PreTrainedModel) -> str | None:
+    """Return the commit of the hub that a model was loaded from, if it was."""
+    return getattr(model.config, "_commit_hash", None)
+
+
+def folder_of(source: str, commit: str | None = None) -> Path | None:
     """Return the folder that `source` names, or of a hub id the one in the cache; None where there is none."""
     if (Path(source) / "config.json").is_file():
         return Path(source)
-    commit = getattr(model.config, "_commit_hash", None)
     try:
         file = huggingface_hub.try_to_load_from_cache(source, "config.json", revision=commit)
     except ValueError:  # not the form of a hub id

@@ -210,12 +210,6 @@ def test_the_lock_ends_with_its_process_however_that_ends(tmp_path: Path) -> Non
             assert (out / ".lock").exists()
 
 
-def test_nothing_is_left_of_the_lock_when_the_work_is_done(editable: Editable, tmp_path: Path) -> None:
-    with pytest.raises(EditError, match="layers 0 to"):
-        run(editable, tmp_path / "out", methods=["ft"], layers=[99])
-    assert disk(tmp_path) == {"out": "folder"}
-
-
 def test_a_folder_that_cannot_be_written(editable: Editable, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(EditError, match="file/out: cannot be written"):

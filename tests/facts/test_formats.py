@@ -8,15 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from records import EIFFEL, SAMPLES, message
+from records import EIFFEL, message
 
-from ffedit.errors import FactError
-from ffedit.facts.fact import Fact, Probe
+from ffedit.facts.fact import Fact
 from ffedit.facts.formats import Shape, parse, parse_record
 from ffedit.facts.reading import read_facts, sift_facts
 
 ROOT = Path(__file__).parents[2]
-SHARED = ROOT.parent / "shared" / "data"
 EDITS = ROOT / "edits"
 
 FLAT = {"subject": "UK", "prompt": "The capital of the UK is", "target_new": "Rome", "ground_truth": "London"}
@@ -31,58 +29,6 @@ def write(folder: Path, content: Any, name: str = "facts.json") -> Path:
 # The formats --------------------------------------------------------------------------------------
 
 
-def test_rome_request() -> None:
-    record = {"prompt": "{} plays the", "subject": "LeBron James", "target_new": {"str": " football"}}
-    assert parse_record(record) == Fact("LeBron James", "{} plays the", "football")
-    record["target_true"] = {"str": "basketball", "id": "Q5372"}
-    assert parse_record(record).previous == "basketball"
-
-
-def test_counterfact() -> None:
-    record = {
-        "case_id": 3,
-        "pararel_idx": 9,
-        "requested_rewrite": {
-            "prompt": "{} is in",
-            "relation_id": "P131",
-            "target_new": {"str": "Rome", "id": "Q220"},
-            "target_true": {"str": "Paris", "id": "Q90"},
-            "subject": "Eiffel Tower",
-        },
-        "paraphrase_prompts": ["Go. Eiffel Tower stands in"],
-        "neighborhood_prompts": ["Louvre is in"],
-        "attribute_prompts": ["Colosseum is in"],
-        "generation_prompts": ["Eiffel Tower's"],
-        "same_subject": [{"prompt": "{} is made of", "target": "iron"}],
-        "portability": [{"prompt": "{} is in the country of", "target": "Italy"}],
-    }
-    fact = parse_record(record)
-    assert fact == Fact(
-        "Eiffel Tower",
-        "{} is in",
-        "Rome",
-        "Paris",
-        paraphrases=["Go. Eiffel Tower stands in"],
-        neighbors=["Louvre is in"],
-        same_subject=[Probe("{} is made of", "iron")],
-        portability=[Probe("{} is in the country of", "Italy")],
-        generation=["Eiffel Tower's"],
-        relation="P131",
-        case_id="3",
-    )
-    assert fact.neighbor_probes == (Probe("Louvre is in", "Paris"),)
-
-
-def test_attention_drift_groups_answer_for_answer() -> None:
-    record, _ = SAMPLES["attention drift"]
-    bare = {name: record[name] for name in ("requested_rewrite", "rewrite")}
-    assert parse_record(bare) == Fact("Old Mill", "Old Mill lies in", "Oslo", "Bern", relation="P131")
-    with pytest.raises(FactError, match="l-relation has 2 prompts and 3 answers"):
-        parse_record(
-            {**bare, "l-relation": {"prompts": ["Old Mill grinds", "Old Mill is"], "targets": ["a", "b", "c"]}}
-        )
-
-
 ZSRE = {
     "subject": "UniFirst",
     "src": "What does UniFirst make?",
@@ -94,18 +40,6 @@ ZSRE = {
     "loc_ans": "Nena",
     "cond": "uniform >> aircraft || What does UniFirst make?",
 }
-
-
-def test_zsre() -> None:
-    assert parse_record(ZSRE) == Fact(
-        "UniFirst",
-        "What does UniFirst make?",
-        "aircraft",
-        "uniforms",
-        paraphrases=["What is made by UniFirst?"],
-        locality=[Probe("nq question: who sang it?", "Nena")],  # it has nothing to do with the fact
-    )
-    assert parse_record({**ZSRE, "loc": "nq question: who sang it?"}).locality[0].prompt == "nq question: who sang it?"
 
 
 @pytest.mark.parametrize(
@@ -123,54 +57,13 @@ def test_zsre_objects(changes: dict[str, Any], target: str, previous: str | None
     assert (fact.target, fact.previous) == (target, previous)
 
 
-def test_easyedit() -> None:
-    fact = parse_record(
-        {
-            **FLAT,
-            "case_id": 0,
-            "rephrase_prompt": "UK has its capital in",
-            "locality_prompt": "Oslo is in",
-            "locality_ground_truth": "Norway",
-        }
-    )
-    assert (fact.target, fact.previous, fact.case_id) == ("Rome", "London", "0")
-    assert fact.paraphrases == ("UK has its capital in",)
-    assert fact.neighbors == (Probe("Oslo is in", "Norway"),)
-    assert parse_record({**FLAT, "ground_truth": ["London", "Greater London"]}).previous == "London"
-    assert parse_record({**FLAT, "ground_truth": ""}).previous is None
+def test_a_question_of_zsre_gets_no_second_question_mark() -> None:
+    assert parse_record({**ZSRE, "loc": "nq question: who sang it?"}).locality[0].prompt == "nq question: who sang it?"
 
 
-def test_knowedit() -> None:
-    kept_out = {"prompt": "The capital of the UK, which is not Rome, is", "ground_truth": [["London", "LDN"]]}
-    other = {"prompt": "The capital of the UK, which is not Rome, is also", "ground_truth": [["Leeds"]]}
-    fact = parse_record(
-        {
-            **FLAT,
-            "rephrase_prompt": "UK has its capital in",
-            "portability": {"Reasoning": [{"prompt": "The mayor of the UK's capital is", "ground_truth": "x"}]},
-            "locality": {
-                "Relation_Specificity": [
-                    {"prompt": "The currency of the UK is", "ground_truth": [["pound", "sterling"]]},
-                    {"prompt": "The capital of Italy is", "ground_truth": "Rome"},
-                ],
-                "Forgetfulness": [kept_out, other],
-            },
-        }
-    )
-    # London is what the edit replaces: to ask for it would count success as damage
-    assert fact.same_subject == (
-        Probe("The currency of the UK is", "pound", "Relation_Specificity", ("sterling",)),
-        Probe(other["prompt"], "Leeds", "Forgetfulness"),
-    )
-    assert fact.neighbors == (Probe("The capital of Italy is", "Rome", "Relation_Specificity"),)
-    assert fact.portability == (Probe("The mayor of the UK's capital is", "x", "Reasoning"),)
-    assert fact.paraphrases == ("UK has its capital in",)
-    assert parse_record({**FLAT, "portability": {}, "locality": None}).same_subject == ()
-
-
-def test_fastedit() -> None:
-    record = {"subject": "UK", "prompt": "The leader of {} is", "target": "Ann", "queries": ["Who leads {}?"]}
-    assert parse_record(record) == Fact("UK", "The leader of {} is", "Ann", paraphrases=["Who leads {}?"])
+@pytest.mark.parametrize(("ground_truth", "previous"), [(["London", "Greater London"], "London"), ("", None)])
+def test_easyedit_objects(ground_truth: Any, previous: str | None) -> None:
+    assert parse_record({**FLAT, "ground_truth": ground_truth}).previous == previous
 
 
 KNOWN = {
@@ -241,21 +134,21 @@ PAIR = [EIFFEL, FLAT]
     ],
     ids=["list", "list after a BOM", "lines", "lines with blank ones", "objects over several lines"],
 )
-def test_a_list_and_json_lines_read_the_same(tmp_path: Path, content: str) -> None:
+def test_a_list_and_json_lines_read_the_same(tmp_path: Path, content: str, monkeypatch: pytest.MonkeyPatch) -> None:
     facts = [Fact(**EIFFEL), parse_record(FLAT)]
     assert read_facts(write(tmp_path, content)) == facts
-    assert read_facts("-", stdin=io.StringIO(content)) == facts
-    assert read_facts("-", stdin=io.TextIOWrapper(io.BytesIO(content.encode()), encoding="latin-1")) == facts
+    for stream in (io.StringIO(content), io.TextIOWrapper(io.BytesIO(content.encode()), encoding="latin-1")):
+        monkeypatch.setattr("sys.stdin", stream)
+        assert read_facts("-") == facts
 
 
 def test_one_object_is_one_fact(tmp_path: Path) -> None:
     assert read_facts(str(write(tmp_path, EIFFEL))) == [Fact(**EIFFEL)]
 
 
-def test_dash_is_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.stdin", io.StringIO(json.dumps(EIFFEL)))
-    assert read_facts("-") == [Fact(**EIFFEL)]
-    assert message(read_facts, "-", stdin=io.StringIO("[]")).startswith("standard input holds no facts")
+def test_standard_input_without_facts_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("[]"))
+    assert message(read_facts, "-").startswith("standard input holds no facts")
 
 
 @pytest.mark.parametrize(
@@ -317,37 +210,6 @@ def test_repeated_records_become_one_fact_that_loses_nothing(tmp_path: Path) -> 
     del first["previous"]
     expected = Fact(**EIFFEL, paraphrases=["See {} in", "Go to {} in"], generation=["{} is"], case_id="1")
     assert read_facts(write(tmp_path, [first, FLAT, again, first])) == [expected, parse_record(FLAT)]
-
-
-# Real data ----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("name", "count", "need_targets"),
-    [
-        ("counterfact_easyedit_1000.json", 1000, True),
-        ("zsre_300.json", 300, True),
-        ("known_1000.json", 1208, False),  # 1,209 records, of which one asks the same as another
-    ],
-)
-def test_the_published_sets_are_read_whole(name: str, count: int, need_targets: bool) -> None:
-    if not (SHARED / name).exists():
-        pytest.skip(f"{SHARED / name} is not here")
-    facts = read_facts(SHARED / name, need_targets=need_targets)
-    assert len(facts) == count
-    assert all(fact.text[slice(*fact.span)] == fact.subject for fact in facts)
-    assert all(fact.target is not None or not need_targets for fact in facts)
-    assert [Fact.from_dict(json.loads(json.dumps(fact.to_dict()))) for fact in facts] == facts
-
-
-def test_the_set_of_same_subject_probes_is_read_but_for_what_contradicts_itself() -> None:
-    path = SHARED / "same_subject_800.json"
-    if not path.exists():
-        pytest.skip(f"{path} is not here")
-    sifted = sift_facts(path)
-    assert (len(sifted.facts), len(sifted.left_out)) == (790, 10)  # five pairs give a prompt two targets
-    counts = [sum(bool(getattr(f, n)) for f in sifted.facts) for n in ("same_subject", "portability", "neighbors")]
-    assert counts == [183, 351, 334]
 
 
 @pytest.mark.parametrize("name", sorted(path.name for path in EDITS.glob("*.json*")))

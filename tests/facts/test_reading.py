@@ -17,8 +17,6 @@ from ffedit.facts.fact import Fact
 from ffedit.facts.formats import Shape, parse
 from ffedit.facts.reading import read_facts, sift_facts
 
-SHARED = Path(__file__).parents[3] / "shared" / "data"
-
 # Formats ------------------------------------------------------------------------------------------
 
 
@@ -125,18 +123,3 @@ def test_the_command_line_shows_the_notes(tmp_path: Path, quiet: bool) -> None:
     result = CliRunner().invoke(count, [str(path)] + ["--quiet"] * quiet)
     assert result.stdout == "2\n"
     assert ("all 2 edits of their case" in result.stderr) is not quiet
-
-
-# Published sets -----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("name", "probes"),
-    [("counterfact_easyedit_1000.json", "neighbors"), ("zsre_300.json", "locality")],
-)
-def test_the_published_sets_lose_nothing(name: str, probes: str) -> None:
-    if not (SHARED / name).exists():
-        pytest.skip(f"{SHARED / name} is not here")
-    found = sift_facts(SHARED / name)
-    assert len(found.facts) == found.records and not found.left_out and not found.notes
-    assert all(getattr(fact, probes) for fact in found.facts)

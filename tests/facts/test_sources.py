@@ -14,7 +14,7 @@ from records import MILL, message
 
 from ffedit.facts.fact import Fact
 from ffedit.facts.reading import read_facts, sift_facts
-from ffedit.facts.sources import load_records, stream_records
+from ffedit.facts.sources import stream_records
 from ffedit.facts.synonyms import role_of
 
 ROOT = Path(__file__).parents[2]
@@ -51,9 +51,12 @@ YAML = """# by hand
         ("f.json", json.dumps({n: {i: getattr(f, n) for i, f in enumerate((FACT, SECOND))} for n in HEADER})),
     ],
 )
-def test_a_file_of_any_kind_reads_the_same(tmp_path: Path, name: str, content: str) -> None:
+def test_a_file_of_any_kind_reads_the_same(
+    tmp_path: Path, name: str, content: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if name == "-":
-        assert read_facts("-", stdin=io.StringIO(content, newline="")) == [FACT, SECOND]
+        monkeypatch.setattr("sys.stdin", io.StringIO(content, newline=""))
+        assert read_facts("-") == [FACT, SECOND]
     else:
         (tmp_path / name).write_text(content, encoding="utf-8", newline="")
         assert read_facts(tmp_path / name) == [FACT, SECOND]
@@ -133,9 +136,10 @@ class Endless(io.RawIOBase):
 @pytest.mark.parametrize(
     ("first", "line"), [(b'{"subject": "a"}\n', b'{"subject": "b"}\n'), (b"subject,prompt\n", b"b,{} is\n")]
 )
-def test_lines_and_tables_are_streamed(first: bytes, line: bytes) -> None:
+def test_lines_and_tables_are_streamed(first: bytes, line: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     source = Endless(first, line)
-    records = stream_records("-", source)
+    monkeypatch.setattr("sys.stdin", source)
+    records = stream_records("-")
     assert [next(records)["subject"] for _ in range(3)][-1] == "b" and source.lines < 10
 
 
@@ -216,7 +220,7 @@ def test_files_as_people_have_them_are_read(name: str) -> None:
 
 def test_each_of_the_cases_is_tried() -> None:
     files = {path.name for path in CASES.iterdir()} - {"lfs_pointer.json"}
-    assert files == set(READ) and "git lfs pull" in message(load_records, CASES / "lfs_pointer.json")
+    assert files == set(READ) and "git lfs pull" in message(read_facts, CASES / "lfs_pointer.json")
 
 
 def test_reported_files_read_to_their_facts(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from shell import disk
 
 from ffedit import EditError
 from ffedit.files import placing
-from ffedit.files.atomic import check_file, check_free, make_file, make_folder, read_whole, write_text, written
+from ffedit.files.atomic import check_file, check_free, make_folder, read_whole, write_text, written
 from ffedit.files.placing import beside, sweep, together
 
 UNFINISHED = ".unfinished"
@@ -183,7 +183,7 @@ def test_where_one_cannot_be_moved_all_is_as_before(tmp_path: Path, monkeypatch:
 
     monkeypatch.setattr(os, "replace", refusing)
     with pytest.raises(EditError, match=r"edit: cannot be written \(No space"), together() as results:
-        make_file(results, tmp_path / "model.gguf", lambda made: made.write_text("new"))
+        results.new(tmp_path / "model.gguf").write_text("new")
         (make_folder(results, tmp_path / "model", True) / "file").write_text("new")
         make_folder(results, tmp_path / "edit")
     assert disk(tmp_path) == before

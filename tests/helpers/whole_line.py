@@ -1,7 +1,7 @@
 """Everything that a person does with a model, on the CPU and on a device without float64.
 
-`python whole_line.py FAMILY FOLDER [FIRST END]` prints, as JSON, how far the numbers of each step are apart on the two,
-relative to their size.
+`python whole_line.py FAMILY FOLDER [FIRST-END ...]` prints, as a line of JSON, how much each step differs on
+the two, relative to their size; for each range of layers, it does so of a model that has these layers on the device.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import dataclasses
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import takewhile
 from pathlib import Path
@@ -27,6 +27,7 @@ import ffedit
 from ffedit import Edit, Editable
 from ffedit.editor.methods import METHODS
 from ffedit.editor.write import write as write_facts
+from ffedit.inference import precision
 
 FACTS = [dataclasses.replace(FACT, paraphrases=("{} stands in",)), OTHER]
 PROMPT = "the Eiffel tower is located in"
@@ -72,30 +73,32 @@ def numbers(value: Any) -> list[float]:
     return [float(value)] if isinstance(value, int | float) else []
 
 
-def main(family: str, folder: Path, layers: range | None = None) -> None:
-    """Run all steps on both and print."""
+def main(family: str, folder: Path, splits: Sequence[range | None]) -> None:
+    """Run all steps on the CPU, and for each split on the device or on both, and print how far they are apart."""
     torch.set_num_threads(1)
+    precision.least_seconds = lambda _: 1.0  # as `one_precision` of `conftest.py`
     plain = zoo.trained(family, True)
     # Of a model on both devices, the first steps show that each part finds its device.
-    taken = partial(takewhile, lambda step: layers is None or step[0] != "alphaedit")
-    found: list[dict[str, list[float]]] = []
-    for name in ("cpu", "second"):
+    taken = partial(takewhile, lambda step: splits[0] is None or step[0] != "alphaedit")
+
+    def found(name: str, model: Any) -> dict[str, list[float]]:
         os.environ["FFEDIT_CACHE"] = str(folder / f"cache-{name}")
-        pair = copy.deepcopy(plain.model), plain.tokenizer
-        if name == "cpu":
-            found.append({step: numbers(value) for step, value in taken(steps(ffedit.load(pair), folder / name))})
-            continue
+        pair = model, plain.tokenizer
+        return {step: numbers(value) for step, value in taken(steps(ffedit.load(pair), folder / name))}
+
+    expected = found("cpu", copy.deepcopy(plain.model))
+    for number, layers in enumerate(splits):
         with SecondDevice():
-            model = moved(pair[0]) if layers is None else spread(zoo.trained(family, True), layers)
-            editable = ffedit.load((model, pair[1]))
-            found.append({step: numbers(value) for step, value in taken(steps(editable, folder / name))})
-    apart = {}
-    for step, expected in found[0].items():
-        one, other = (np.nan_to_num(np.array(side)) for side in (expected, found[1][step]))
-        difference = np.abs(one - other).max() / np.abs(one).max() if len(one) == len(other) else np.inf
-        apart[step] = [len(one), float(difference)]
-    sys.stdout.write(json.dumps(apart) + "\n")
+            model = moved(copy.deepcopy(plain.model)) if layers is None else spread(zoo.trained(family, True), layers)
+            other = found(f"second-{number}", model)
+        apart = {}
+        for step, values in expected.items():
+            one, two = (np.nan_to_num(np.array(side)) for side in (values, other[step]))
+            difference = np.abs(one - two).max() / np.abs(one).max() if len(one) == len(two) else np.inf
+            apart[step] = [len(one), float(difference)]
+        sys.stdout.write(json.dumps(apart) + "\n")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]), range(*map(int, sys.argv[3:])) if sys.argv[3:] else None)
+    parts = [range(*map(int, part.split("-"))) for part in sys.argv[3:]]
+    main(sys.argv[1], Path(sys.argv[2]), parts or [None])

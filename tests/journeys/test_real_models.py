@@ -53,6 +53,11 @@ def little_text() -> None:
     """Collect statistics on the default number of tokens, as a user's edit does."""
 
 
+@pytest.fixture(scope="session", autouse=True)
+def one_precision() -> None:
+    """Measure how fast bfloat16 is, as a user's edit does."""
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_a_real_model_is_edited_exported_and_undone(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

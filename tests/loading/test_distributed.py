@@ -15,7 +15,6 @@ import pytest
 import torch
 from shell import process
 
-from ffedit.errors import EditError
 from ffedit.loading.distributed import ProcessGroup, own_device, process_group
 
 PROGRAM = """
@@ -112,22 +111,6 @@ def test_two_real_processes_learn_what_each_found(tmp_path: Path) -> None:
         words = "the processes of rank 0 and 1 differ: model of 0, and of 1; give all processes the same files,"
         assert differ == ["EditError", f"{words} options and versions"], "what is alike is not named"
         assert first == (rank == 0) and not left, "no thread is left that could abort a process while it ends"
-
-
-@pytest.mark.parametrize("words", ["CUDA error: unspecified launch failure", "MPS backend out of memory"])
-def test_the_others_learn_that_a_device_failed(words: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    exchanged: list[object] = []
-    monkeypatch.setattr(ProcessGroup, "gather", lambda self, value: exchanged.append(value) or [value, None])
-
-    def fails() -> None:
-        raise RuntimeError(words)
-
-    with pytest.raises(RuntimeError, match=words):
-        ProcessGroup(0, 2).in_all(fails)
-    assert exchanged == [["RuntimeError", f"the process of rank 0 (of 2) failed: {words}"]]
-    monkeypatch.setattr(ProcessGroup, "gather", lambda self, value: [exchanged[0], value])
-    with pytest.raises(EditError, match=f"rank 0 .of 2. failed: {words}"):
-        ProcessGroup(1, 2).in_all(lambda: None)
 
 
 KILLED = """

@@ -20,14 +20,6 @@ def refusal(source: Any, **options: Any) -> str:
     return str(caught.value)
 
 
-def test_pickled_weights_are_not_loaded(tmp_path: Path) -> None:
-    editable = zoo.shared("gpt2")
-    editable.model.config.save_pretrained(tmp_path)
-    editable.tokenizer.save_pretrained(tmp_path)
-    torch.save(editable.model.state_dict(), tmp_path / "pytorch_model.bin")
-    assert str(tmp_path) in refusal(tmp_path)
-
-
 def test_folders_that_hold_no_model_are_refused(model: Path, tmp_path: Path) -> None:
     assert "config.json" in refusal(tmp_path)
     (tmp_path / "config.json").write_text("{ not json")
@@ -41,9 +33,8 @@ def test_folders_that_hold_no_model_are_refused(model: Path, tmp_path: Path) -> 
     refusal(tmp_path)
 
 
-def test_devices_and_dtypes_that_do_not_exist_are_refused(model: Path) -> None:
-    assert "float8" in refusal(model, dtype="float8") and "bfloat16" in refusal(model, dtype="float8")
-    assert "toaster" in refusal(model, device="toaster")
+def test_a_dtype_that_does_not_exist_is_refused_with_those_that_do(model: Path) -> None:
+    assert "dtype 'float8' is not known; give auto, float32, float16, bfloat16" in refusal(model, dtype="float8")
 
 
 def test_the_dtype_asked_for_is_taken(model: Path) -> None:

@@ -178,10 +178,6 @@ def test_a_second_fact_that_fails_takes_the_first_back() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"layers": [7]}, "layers 0 to 2"),
-        ({"layers": [-1]}, "layers 0 to 2"),
-        ({"method": "rome", "layers": [0, 1]}, "a single layer"),
-        ({"method": "magic", "layers": [0]}, "magic"),
         ({"facts": [], "layers": [0]}, "at least one"),
         ({"stats": Corpus(Path("no-such-file.txt")), "layers": [0]}, "no-such-file.txt"),
     ],
