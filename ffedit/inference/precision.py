@@ -86,7 +86,7 @@ def bfloat16_speed(device: torch.device) -> float:
         return own / least_seconds(lambda: float((rows.bfloat16() @ weight.bfloat16())[0, 0]), count)
 
     try:
-        times = compared(states[:FEW], 1)  # where bfloat16 is emulated, the whole product would take ten seconds
+        times = compared(states[:FEW], 3)  # where bfloat16 is emulated, the whole product would take ten seconds
         times = compared(states, 3) if times > SLOW else times
     except (RuntimeError, TypeError):  # each backend refuses in its own way
         times = 0.0
