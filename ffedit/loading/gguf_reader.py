@@ -10,13 +10,14 @@ import os
 import shutil
 import struct
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from copy import copy
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
@@ -24,7 +25,7 @@ import lazy_loader
 import numpy as np
 import torch
 import transformers
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, modeling_gguf_pytorch_utils
 
 from ffedit.errors import ModelError
 from ffedit.files.placing import beside
@@ -39,6 +40,7 @@ else:  # an extra, which is imported when a file is read
 
 UNREAD = ("rope_freqs.weight",)  # tensors that transformers leaves out
 VERSIONS = (2, 3)
+PIECE = 2**18  # weights that are unpacked at once
 AHEAD = 2  # tensors that are unpacked while another is put into the model
 
 
@@ -257,8 +259,10 @@ def _unpacked_ahead(name: str, reader: Any) -> Iterator[None]:
     dequantize = gguf.dequantize
 
     def unpack(data: Any, kind: Any) -> Any:
-        weights = dequantize(data, kind)
-        if not np.isfinite(weights).all():
+        weights = unpacked(data, kind, dequantize)
+        with np.errstate(all="ignore"):  # a sum takes less time; only that of huge numbers overflows
+            sound = np.isfinite(weights.sum()) or np.isfinite(weights).all()
+        if not sound:
             raise ModelError(f"{name}: damaged: some of its weights are NaN or infinite; fetch it anew")
         return weights
 
@@ -272,8 +276,31 @@ def _unpacked_ahead(name: str, reader: Any) -> Iterator[None]:
                 return coming.popleft()[1].result()
             return unpack(data, kind)  # another order than the file's
 
-        with patch.object(gguf, "dequantize", next_of):
+        numpy = SimpleNamespace(**vars(np) | {"copy": _own})
+        with patch.object(gguf, "dequantize", next_of), patch.object(modeling_gguf_pytorch_utils, "np", numpy):
             yield
+
+
+def unpacked(data: Any, kind: Any, dequantize: Callable[[Any, Any], Any]) -> Any:
+    """Return the weights of a tensor's bytes [.., bytes of a row]: as `gguf.dequantize` does, in pieces of fit size.
+
+    gguf takes 16 rows at a time. What it computes on the way then fits no cache of a large model, or takes more calls
+    than work of a small one: a seventh of the time in pieces of `PIECE` weights.
+    """
+    block, size = gguf.GGML_QUANT_SIZES[kind]
+    if block == 1:
+        return dequantize(data, kind)
+    rows, each = data.reshape(-1, size), PIECE // block
+    weights = np.empty(len(rows) * block, dtype=np.float32)
+    for first in range(0, len(rows), each):
+        piece = dequantize(rows[first : first + each].reshape(1, -1), kind)
+        weights[first * block :][: piece.size] = piece[0]
+    return weights.reshape(*data.shape[:-1], -1)
+
+
+def _own(weights: Any) -> Any:
+    """Return an array that is not a view of the file; transformers would copy what was unpacked for it, too."""
+    return weights if weights.flags.writeable and weights.flags.c_contiguous else np.copy(weights)
 
 
 def _check_weights(name: str, reader: Any, model: Any) -> None:
@@ -300,5 +327,5 @@ def _steps(progress: Progress) -> Iterator[None]:
             yield tensor
         progress("unpacking", len(tensors), len(tensors))
 
-    with patch("transformers.modeling_gguf_pytorch_utils.tqdm", each, create=True):
+    with patch.object(modeling_gguf_pytorch_utils, "tqdm", each, create=True):
         yield

@@ -21,8 +21,8 @@ from torch.utils.flop_counter import flop_registry, register_flop_formula
 
 from ffedit.model.hooks import replace_forward
 
-# At most so many rows, and weights of so many numbers at least: smaller ones do not gain.
-FEW, LARGE = 256, 2**18
+# At most so many rows, of a gradient so many, and weights of so many numbers at least: others do not gain.
+FEW, FEW_BACK, LARGE = 256, 64, 2**18
 AVAILABLE = torch.backends.mkldnn.is_available() and platform.machine().lower() in {"x86_64", "amd64"}
 
 
@@ -67,7 +67,8 @@ class _Product(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         """Return the gradient of the states."""
         (weight,) = ctx.saved_tensors
-        return gradient @ weight, None, None
+        few = gradient.numel() <= FEW_BACK * gradient.shape[-1]
+        return product(gradient, weight.T) if few else gradient @ weight, None, None
 
 
 def _operations(states: Any, weight: Any, *others: Any, **named: Any) -> int:
