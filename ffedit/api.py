@@ -22,8 +22,8 @@ from ffedit.errors import EditError
 from ffedit.exporter.embedded_edits import load_with_edits
 from ffedit.facts.fact import FactLike, as_facts, as_protected, check_facts
 from ffedit.inference.corpus import Corpus
+from ffedit.inference.distributed import ALONE, ProcessGroup
 from ffedit.layer_choice.published import auto_layer
-from ffedit.loading.distributed import ALONE, ProcessGroup
 from ffedit.loading.load import DeviceMap, Dtype, Source
 from ffedit.model.editable import Editable, check_model
 from ffedit.model.fingerprint import fingerprint

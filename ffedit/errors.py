@@ -6,8 +6,7 @@ The command line shows an `FFEditError` as that line and never as a traceback.
 from collections.abc import Iterable
 from difflib import get_close_matches
 from textwrap import shorten
-
-from ffedit.version import warn_renamed
+from warnings import warn
 
 
 def meant(name: object, known: Iterable[object]) -> str:
@@ -41,7 +40,8 @@ class FFEditError(Exception):
     @classmethod
     def unless(cls, value: object, kinds: type | tuple[type, ...], expected: str) -> None:
         """Call `require`, which this was called until 0.2.0."""
-        warn_renamed(f"{cls.__name__}.unless", f"{cls.__name__}.require")
+        words = f"{cls.__name__}.unless is now called {cls.__name__}.require; the old name goes with the next release"
+        warn(words, DeprecationWarning, stacklevel=2)
         cls.require(value, kinds, expected)
 
 

@@ -43,7 +43,7 @@ from ffedit.editor.methods import METHODS
 from ffedit.errors import EditError, FFEditError, ModelError, ProcessError
 from ffedit.facts.fact import Fact, by_subject
 from ffedit.files.resuming import load_state, save_state
-from ffedit.loading.distributed import ALONE, ProcessGroup
+from ffedit.inference.distributed import ALONE, ProcessGroup
 from ffedit.model.editable import Editable, History
 from ffedit.model.memory import KeyValueMemory
 

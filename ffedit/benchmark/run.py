@@ -25,9 +25,9 @@ from ffedit.facts.fact import FactLike, as_facts
 from ffedit.files.atomic import finite, write_text
 from ffedit.files.placing import claimed
 from ffedit.inference.corpus import Corpus
+from ffedit.inference.distributed import ProcessGroup
 from ffedit.layer_choice.choose import spread_below
 from ffedit.layer_choice.published import auto_layer
-from ffedit.loading.distributed import ProcessGroup
 from ffedit.model.editable import Editable, check_model
 from ffedit.model.memory import Address, as_layers
 from ffedit.progress import Progress, silent

@@ -31,8 +31,8 @@ from ffedit.errors import EditError, FactError
 from ffedit.evaluator import drift, generations, intervals
 from ffedit.facts.fact import Fact
 from ffedit.inference.corpus import Corpus
+from ffedit.inference.distributed import ProcessGroup
 from ffedit.inference.names import names, stands_in
-from ffedit.loading.distributed import ProcessGroup
 from ffedit.model.editable import Editable
 from ffedit.model.fingerprint import fingerprint
 from ffedit.model.memory import Address

@@ -21,7 +21,7 @@ from ffedit.editor.methods import METHODS
 from ffedit.errors import FactError, FFEditError, ModelError
 from ffedit.evaluator import Evaluation, FactScores, GenericText
 from ffedit.facts.fact import Fact
-from ffedit.loading.distributed import ProcessGroup
+from ffedit.inference.distributed import ProcessGroup
 from ffedit.model.editable import Editable
 from ffedit.model.memory import Address
 from ffedit.progress import Progress

@@ -17,7 +17,7 @@ from ffedit.editor.metric import as_matrix, factored, is_long
 from ffedit.editor.name_keys import NameMoment
 from ffedit.editor.protect import Protected
 from ffedit.facts.fact import Fact, by_subject
-from ffedit.loading.distributed import ALONE, ProcessGroup
+from ffedit.inference.distributed import ALONE, ProcessGroup
 from ffedit.model.editable import Editable
 from ffedit.model.feed_forward import FeedForward
 from ffedit.model.memory import Address, KeyValueMemory

@@ -32,10 +32,10 @@ from ffedit.facts.text import occurrences
 from ffedit.inference import replay
 from ffedit.inference.batching import TOKENS
 from ffedit.inference.contexts import Context, passes
+from ffedit.inference.distributed import ALONE, ProcessGroup
 from ffedit.inference.generation import own_answers
 from ffedit.inference.names import MENTIONS, mention
 from ffedit.inference.own_text import contexts
-from ffedit.loading.distributed import ALONE, ProcessGroup
 from ffedit.model.editable import Editable
 from ffedit.model.feed_forward import FeedForward, Keys
 from ffedit.model.hooks import watched

@@ -31,9 +31,9 @@ from ffedit.editor.statistics import agreed_dtype
 from ffedit.errors import EditError, FactError
 from ffedit.files import cache
 from ffedit.files.resuming import load_state, save_state
+from ffedit.inference.distributed import ALONE, ProcessGroup
 from ffedit.inference.names import MENTIONS, alike, mention, names
 from ffedit.inference.precision import computed_in
-from ffedit.loading.distributed import ALONE, ProcessGroup
 from ffedit.model.editable import Editable
 from ffedit.model.feed_forward import FeedForward
 from ffedit.model.fingerprint import fingerprint

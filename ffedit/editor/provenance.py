@@ -22,7 +22,7 @@ from ffedit.editor.job import Job
 from ffedit.editor.key import PromptSet
 from ffedit.editor.value import Value
 from ffedit.facts.fact import Fact
-from ffedit.loading.distributed import ProcessGroup
+from ffedit.inference.distributed import ProcessGroup
 from ffedit.model.editable import Editable
 from ffedit.model.feed_forward import FeedForward
 from ffedit.model.fingerprint import fingerprint

@@ -14,7 +14,7 @@ from torch import Tensor
 from ffedit.editor.key import LayerKeys, PromptSet, read_keys
 from ffedit.editor.output_map import OutputMap, find_output_map
 from ffedit.editor.value import Value
-from ffedit.loading.distributed import ProcessGroup
+from ffedit.inference.distributed import ProcessGroup
 from ffedit.model.editable import Editable
 from ffedit.model.feed_forward import FeedForward
 

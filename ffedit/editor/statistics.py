@@ -41,10 +41,10 @@ from ffedit.files.resuming import load_state, save_state
 from ffedit.inference import replay
 from ffedit.inference.batching import refuse_out_of_memory, split_on_oom
 from ffedit.inference.corpus import Corpus, tokens_for
+from ffedit.inference.distributed import ALONE, ProcessGroup
 from ffedit.inference.own_text import sampled
 from ffedit.inference.precision import averaging_dtype, computed_in
 from ffedit.inference.text import NEUTRAL_NAME, begin_rows, given, identity, neutral, row_length
-from ffedit.loading.distributed import ALONE, ProcessGroup
 from ffedit.model.editable import Editable
 from ffedit.model.feed_forward import FeedForward, Keys
 from ffedit.model.fingerprint import fingerprint

@@ -48,9 +48,9 @@ from ffedit.files.resuming import load_state, save_state
 from ffedit.inference import replay
 from ffedit.inference.batching import TOKENS, batch_budget, batches, grouped, split_on_oom
 from ffedit.inference.contexts import Context, passes
+from ffedit.inference.distributed import ALONE, ProcessGroup, interleaved
 from ffedit.inference.generation import log_softmax
 from ffedit.inference.past import Prefix
-from ffedit.loading.distributed import ALONE, ProcessGroup, interleaved
 from ffedit.model.editable import Editable
 from ffedit.model.feed_forward import FeedForward
 from ffedit.model.hooks import add_at, capture, frozen

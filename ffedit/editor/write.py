@@ -22,8 +22,8 @@ from ffedit.facts.fact import Fact, by_subject, check_facts
 from ffedit.facts.text import counted
 from ffedit.inference.batching import refuse_out_of_memory
 from ffedit.inference.corpus import Corpus
+from ffedit.inference.distributed import ALONE, ProcessGroup
 from ffedit.inference.routing import mixtures
-from ffedit.loading.distributed import ALONE, ProcessGroup
 from ffedit.model.editable import Editable
 from ffedit.model.memory import Address
 from ffedit.progress import Progress, silent

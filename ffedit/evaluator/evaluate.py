@@ -27,7 +27,7 @@ from ffedit.evaluator.scores import Continuation, FactScores, Scores, left_out, 
 from ffedit.facts.fact import Fact, FactLike, as_facts
 from ffedit.inference.batching import TOKENS
 from ffedit.inference.contexts import Context
-from ffedit.loading.distributed import ALONE, ProcessGroup, interleaved
+from ffedit.inference.distributed import ALONE, ProcessGroup, interleaved
 from ffedit.model.editable import Editable, check_model
 from ffedit.model.fingerprint import fingerprint
 from ffedit.progress import Progress, silent

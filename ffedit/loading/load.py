@@ -38,7 +38,7 @@ from transformers.models.auto.modeling_auto import (
 from ffedit.errors import EditError, ModelError
 from ffedit.files.shards import INDEX, SINGLE
 from ffedit.files.tensor_ranges import FLOATS, contents
-from ffedit.loading.distributed import own_device
+from ffedit.inference.distributed import own_device
 from ffedit.loading.gguf import converted, has_weights, read_weights, source_of
 from ffedit.loading.names import EMBEDDED, NAMED, gguf_file, is_local
 from ffedit.loading.reading import check_declared, check_loaded, readable

@@ -14,7 +14,7 @@ from writing import CORPUS
 
 import ffedit
 from ffedit.errors import EditError
-from ffedit.loading.distributed import ProcessGroup
+from ffedit.inference.distributed import ProcessGroup
 
 Verb = Callable[..., Any]
 

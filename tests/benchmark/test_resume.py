@@ -280,7 +280,7 @@ import zoo
 from benching import CONFIG, CORPUS, facts, run, timeless
 import ffedit
 from ffedit.editor import solve, value
-from ffedit.loading.distributed import process_group
+from ffedit.inference.distributed import process_group
 editable, place, workers = zoo.trained("gpt2", True, torch.float64), Path(sys.argv[1]), process_group()
 choose, chosen = value._choose, []
 value._choose = lambda editable, ff, prompt_sets, *more: chosen.append(len(prompt_sets)) or choose(

@@ -21,7 +21,7 @@ from ffedit.algebra.key_moments import LONGEST, KeyMomentsFitter
 from ffedit.editor import statistics
 from ffedit.editor.statistics import collect
 from ffedit.files import cache
-from ffedit.loading.distributed import ProcessGroup
+from ffedit.inference.distributed import ProcessGroup
 from ffedit.loading.verify import find_and_verify
 from ffedit.model.editable import Editable
 from ffedit.model.memory import Address

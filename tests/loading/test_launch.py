@@ -14,7 +14,7 @@ from ffedit import Edit, KeyMoments
 from ffedit.cli.surface import is_first_process
 from ffedit.cli.work.model import STARTED_ALONE as ALONE
 from ffedit.files import cache
-from ffedit.loading.distributed import ProcessGroup, left_alone
+from ffedit.inference.distributed import ProcessGroup, left_alone
 
 LAUNCH = ["-m", "accelerate.commands.accelerate_cli", "launch", "--num_processes", "2", "--main_process_port", "0"]
 NUMBERS = ["prompts.contexts=0", "value.steps=2", "ft.steps=1"]

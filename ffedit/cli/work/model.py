@@ -16,7 +16,7 @@ from ffedit.cli.surface import Surface
 from ffedit.display.terminal.model_table import model_line
 from ffedit.editor.edit import Edit
 from ffedit.errors import EditError, ModelError
-from ffedit.loading.distributed import ProcessGroup, left_alone, process_group
+from ffedit.inference.distributed import ProcessGroup, left_alone, process_group
 from ffedit.loading.names import NAMED
 from ffedit.model.editable import Editable
 

@@ -15,14 +15,14 @@ import pytest
 import torch
 from shell import process
 
-from ffedit.loading.distributed import ProcessGroup, own_device, process_group
+from ffedit.inference.distributed import ProcessGroup, own_device, process_group
 
 PROGRAM = """
 import json, sys
 from pathlib import Path
 import torch
 from ffedit.errors import EditError, FactError
-from ffedit.loading.distributed import process_group
+from ffedit.inference.distributed import process_group
 
 crew = process_group()
 own = {"rank": crew.rank, "size": crew.size, "share": crew.share(range(5)), "long": "é" * (1 + 70_000 * crew.rank)}
@@ -117,7 +117,7 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 from ffedit.errors import ProcessError
-from ffedit.loading.distributed import process_group
+from ffedit.inference.distributed import process_group
 
 group = process_group()
 group.wait()
