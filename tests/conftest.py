@@ -92,7 +92,7 @@ def one_precision() -> Iterator[None]:
     from ffedit.inference import precision
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(precision, "least_seconds", lambda _: 1.0)
+        patch.setattr(precision, "least_seconds", lambda *_: 1.0)
         yield
 
 

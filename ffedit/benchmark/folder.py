@@ -7,7 +7,8 @@ machines are recorded too, but a different machine is not refused.
 `results.jsonl` has one JSON line per method, fact and moment. Lines come in groups: the scores of all facts that one
 edit of one method was measured on, and last a line about the model itself, which closes the group. A group without its
 last line is measured again as a whole, so that a run that was interrupted gives the same figures as one that was not.
-Several processes that measure their own facts append to the same file.
+Where several processes each measure their own facts, each appends to its own file (`results-3.jsonl`); the files are
+merged in a fixed order.
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ from ffedit.files.placing import LOCK, sweep
 from ffedit.files.resuming import differences, leaves
 from ffedit.files.seal import sealed, unsealed
 
-MANIFEST, RESULTS, EDITS = "manifest.json", "results.jsonl", "edits"
-REPORT, TABLES = "report.json", "report.md"
-OWN = (MANIFEST, RESULTS, REPORT, TABLES, EDITS)
+MANIFEST, EDITS, REPORT, TABLES = "manifest.json", "edits", "report.json", "report.md"
+RESULTS = "results.jsonl"
+OWN = (MANIFEST, "results*.jsonl", REPORT, TABLES, EDITS)
 WAYS_OUT = "name another folder, or replace these results with --force"
 # method, moment, chunk, index of the fact
 Key: TypeAlias = tuple[str, str, int, int]
@@ -95,15 +96,19 @@ class Line:
 
 
 class Journal:
-    """The lines of a results folder; a process that does not write (`writes`) only holds added lines in memory.
+    """The lines of a results folder.
+
+    `process` is the rank of this process, if each writes its own file; None for `results.jsonl`. A process that does
+    not write (`writes`) only holds added lines in memory.
 
     Raises:
         EditError: a line that is not the last one is damaged.
     """
 
-    def __init__(self, folder: Path, writes: bool = True) -> None:
-        self.lines = {line.key: line for line in _read(folder / RESULTS)}
-        self._file = resuming.Journal(folder / RESULTS) if writes else None
+    def __init__(self, folder: Path, process: int | None = None, writes: bool = True) -> None:
+        own = folder / (RESULTS if process is None else f"results-{process}.jsonl")
+        self.lines = {line.key: line for path in _files(folder) for line in _read(path)}
+        self._file = resuming.Journal(own) if writes else None
 
     def done(self, method: str, when: str, chunk: int) -> bool:
         """Check whether a group is complete."""
@@ -122,6 +127,25 @@ class Journal:
                 self._file.add(*new.values())
         # Parsed back from the text, so that a run that continues reports the same.
         self.lines |= {key: Line.from_dict(json.loads(json.dumps(line))) for key, line in new.items()}
+
+
+def merge(folder: Path) -> None:
+    """Append the lines of the processes' files to `results.jsonl`, sorted by their keys, and delete those files."""
+    shares = [path for path in _files(folder) if path.name != RESULTS]
+    if not shares:
+        return
+    lines = {line.key: line for line in _read(folder / RESULTS)}
+    new = [line for path in shares for line in _read(path) if line.key not in lines]
+    lines |= {line.key: line for line in sorted(new, key=lambda line: (line.chunk, line.method, line.when, line.fact))}
+    write_text(folder / RESULTS, resuming.json_lines(line.to_dict() for line in lines.values()))
+    for path in shares:
+        path.unlink()
+
+
+def _files(folder: Path) -> list[Path]:
+    """List the files of lines that exist, `results.jsonl` first."""
+    shares = sorted(folder.glob("results-*.jsonl"), key=lambda path: (len(path.name), path.name))
+    return [path for path in (folder / RESULTS, *shares) if path.exists()]
 
 
 def _read(path: Path) -> list[Line]:
@@ -155,7 +179,7 @@ def earlier(folder: Path, run: Mapping[str, Any], force: bool) -> tuple[dict[str
     for inside, _, _ in os.walk(folder / EDITS):
         sweep(Path(inside))
     if force:
-        own = [folder / name for name in OWN if (folder / name).exists()]
+        own = [path for name in OWN for path in folder.glob(name)]
         if (other := _other(folder, own)) is not None:
             raise EditError(f"{folder}: holds {other}, which is not a result of `ffedit bench`; name a new folder")
         for entry in own:
@@ -180,6 +204,7 @@ def earlier(folder: Path, run: Mapping[str, Any], force: bool) -> tuple[dict[str
         there = unsealed(there)
     except ValueError as error:
         raise EditError(f"{path}: damaged ({error}); {WAYS_OUT}") from error
+    merge(folder)
     return there, machines
 
 

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from ffedit.algebra.key_moments import KeyMoments
 from ffedit.benchmark import folder, settings
 from ffedit.benchmark.editing import edit_in_sequence, edit_single_or_batch
-from ffedit.benchmark.folder import Journal
+from ffedit.benchmark.folder import Journal, merge
 from ffedit.benchmark.hardware import hardware, machines_list
 from ffedit.benchmark.report import BenchReport, report
 from ffedit.benchmark.settings import Mode
@@ -106,7 +106,7 @@ def bench(
         run |= {"config": settings.numbers_of(configs), "layers": sorted(layers), **settings.statistics_of(moments)}
         group.by_first(lambda: folder.write_manifest(path, there, run, machines, unusable))
         single = plan.name == "single"
-        journal = Journal(path, writes=single or group.first)
+        journal = Journal(path, group.rank if single and group.size > 1 else None, writes=single or group.first)
         task = Task(
             editable=editable,
             facts=facts,
@@ -126,6 +126,7 @@ def bench(
         )
         (edit_in_sequence if plan.sequential else edit_single_or_batch)(task)
         group.wait()
+        group.by_first(lambda: merge(path))
         about_run = {**run, "hardware": machines}
         figures = report(Journal(path, writes=False), facts, list(configs), plan.sequential, about_run, unusable)
         content = json.dumps(finite(figures.to_dict()), indent=1, ensure_ascii=False)

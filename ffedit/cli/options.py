@@ -74,7 +74,7 @@ class ModelOptions:
     loading: Mapping[str, Any]
 
     def of(self, name: str) -> ModelOptions:
-        """Return the same options for another model, of which the revision is not said."""
+        """Return the same options for another model, without a revision."""
         return ModelOptions(name, {**self.loading, "revision": None})
 
 

@@ -40,7 +40,7 @@ from ffedit.files.placing import delay_interrupt
 from ffedit.files.resuming import load_state, save_state
 from ffedit.inference import replay
 from ffedit.inference.batching import refuse_out_of_memory, split_on_oom
-from ffedit.inference.corpus import Corpus, tokens_for
+from ffedit.inference.corpus import FEWEST, Corpus, tokens_for
 from ffedit.inference.distributed import ALONE, ProcessGroup
 from ffedit.inference.own_text import sampled
 from ffedit.inference.precision import averaging_dtype, computed_in
@@ -257,8 +257,9 @@ def moments_for(
 
 
 def text_for(editable: Editable, subjects: int, seed: int, path: Path | str | None = None) -> Corpus:
-    """Return the text for an edit of so many subjects: that of `path`, or a default one."""
-    return Corpus(path, tokens_for(subjects, max(ff.d_ff for ff in editable.feed_forward)), seed)
+    """Return the text for an edit of so many subjects: that of `path`, of which more is read, or a default one."""
+    tokens = tokens_for(subjects, max(ff.d_ff for ff in editable.feed_forward))
+    return Corpus(path, tokens if path is None else max(tokens, FEWEST), seed)
 
 
 def check_stats(editable: Editable, memories: Sequence[KeyValueMemory], stats: Mapping[Address, KeyMoments]) -> None:

@@ -57,7 +57,8 @@ def write(
     moments: Mapping[Address, KeyMoments] = {}
     names: Mapping[int, NameMoment] = {}
     if chosen.statistics:
-        moments = moments_for(editable, memories, stats, len(groups), config.seed, progress, process_group)
+        subjects = len(groups) + len(preserve)  # each earlier edit has one, or more
+        moments = moments_for(editable, memories, stats, subjects, config.seed, progress, process_group)
         names = name_moments(editable, ff_layers, [group[0].subject for group in groups], config.key, process_group)
     refusal = EditError(
         f"not enough memory to write {counted(len(facts), 'fact')} by {method}: beside the model, some matrices of "

@@ -39,6 +39,7 @@ from ffedit.files.shards import INDEX
 from ffedit.files.tensor_ranges import FLOATS, Matrix, Stored, contents, patch, row_blocks, sample_of
 from ffedit.model.discover import saved
 from ffedit.model.editable import Editable
+from ffedit.model.hooks import eval_mode
 from ffedit.model.memory import SAMPLE, Address
 from ffedit.model.storage import fetched_from, is_offloaded, parameters
 
@@ -275,7 +276,8 @@ def _save(editable: Editable, folder: Path) -> None:
 def save_expected(editable: Editable, path: Path) -> None:
     """Save what a fresh process compares with: probe ids, the model's logits on them, and a hash of each weight."""
     ids = editable.probe_ids(min(32, editable.max_tokens)).to(editable.device)
-    logits = editable.run(input_ids=ids, use_cache=False).logits
+    with eval_mode(editable.model):  # as the other process runs it, which knows nothing of an `Editable`
+        logits = editable.model(input_ids=ids, use_cache=False).logits
     dtype = next(iter(editable.memories.values())).saved_dtype
     about = {
         "hashes": json.dumps({name: digest(weight, dtype) for name, weight in editable.model.state_dict().items()}),

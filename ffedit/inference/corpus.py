@@ -12,7 +12,7 @@ from ffedit.errors import EditError
 
 # Given instead of a file: text sampled from the model.
 SAMPLED = "sampled"
-# Number of tokens for one subject, where a layer has no more keys; for several; and the largest number for many.
+# Fewest tokens for one subject, and for several; the largest number for many.
 ONE, FEWEST, MOST = 2**12, 2**15, 2**17
 # name, organisation/name, each with :configuration and perhaps :split behind it
 DATASET = re.compile(r"\w[\w.-]*(/[\w.-]+)?(:[\w.-]+){0,2}")
@@ -21,10 +21,10 @@ DATASET = re.compile(r"\w[\w.-]*(/[\w.-]+)?(:[\w.-]+){0,2}")
 def tokens_for(subjects: int, d_ff: int) -> int:
     """Return the number of tokens of text to use for an edit of so many subjects in a layer of `d_ff` keys.
 
-    For one subject more text changes no score (docs/scale.md, "Fewer tokens"). Each fact may disturb directions that C
-    has not seen; over a batch this adds up, so that more text is worth its cost.
+    For one subject more than two keys for each dimension change no score (docs/scale.md, "Fewer tokens"). Each fact may
+    disturb directions that C has not seen; over a batch this adds up, so that more text is worth its cost.
     """
-    return min(FEWEST, max(ONE, d_ff)) if subjects == 1 else min(MOST, FEWEST * (1 + subjects // 16))
+    return min(FEWEST, max(ONE, 2 * d_ff)) if subjects == 1 else min(MOST, FEWEST * (1 + subjects // 16))
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,7 @@
 """One memory: the distribution of its value, and the triggers of its key.
 
 The value is read as a distribution over the vocabulary; the key by its triggers, the prefixes of a text on which its
-coefficient is largest (Geva et al. 2021, arXiv 2012.14913, sections 3 and 4). Key and value *agree* where the value
-ranks the token that follows a trigger first.
+coefficient is largest (Geva et al. 2021, arXiv 2012.14913, sections 3 and 4).
 
 The coefficient of an expert's memory has its router's weight inside, k_e = g_e m_e: it is 0 at a token that the router
 does not send to the expert.

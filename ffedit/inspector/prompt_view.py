@@ -166,7 +166,8 @@ def _layers(stack: Stack, ids: Tensor, final: int, top: int) -> tuple[LayerView,
         m, value = m.to(wide), layer.value.to(wide)
         output = value @ m + (0 if bias is None else bias.to(wide))
         strengths = m.abs() * torch.linalg.vector_norm(value, dim=0)
-        shares = (m * (output @ value) / (output @ output)).nan_to_num()  # 0 where the output is 0
+        squared = output @ output
+        shares = m * (output @ value) / squared if squared else torch.zeros_like(m)
         strongest = strengths.topk(min(top, layer.d_ff)).indices.tolist()
         streams = (at[0, -1].float() for at in (seen.before, seen.added, seen.total))
         vectors += [*streams, *(value[:, strongest].float() * m[strongest].sign()).T]

@@ -149,7 +149,7 @@ def promote(
                     says=TokenProbability.of(editable.tokenizer, together),
                 )
             )
-            progress("turning memories", count, min(top, len(ranking)))
+            progress("scaling memories", count, min(top, len(ranking)))
         enough = smallest_count(lambda n: int(log_probs(ranking[:n]).argmax()) == token, len(ranking))
     now = TokenProbability.of(editable.tokenizer, before, token)
     return Promotion(now, rank(before, token), tuple(turns), len(ranking), enough)

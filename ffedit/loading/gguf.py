@@ -83,7 +83,10 @@ def read_weights(
 
 def _folder(file: Path) -> Path:
     """Return the folder of a file's content, whether it exists or not."""
-    about = f"{file.absolute()} {_mark(file)}"
+    try:
+        about = f"{file.absolute()} {_mark(file)}"
+    except OSError as error:
+        raise ModelError(f"{file}: cannot be read ({error.strerror or error})") from error
     return cache.path("gguf", hashlib.sha256(about.encode()).hexdigest()[:24], "")
 
 

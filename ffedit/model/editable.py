@@ -160,7 +160,7 @@ class Stack(Displayed):
             caching: dict[str, Any] = {"use_cache": False} if self.kind == "decoder" else {}
             return self.run(input_ids=ids, attention_mask=mask, **caching)
         if self.kind == "encoder":
-            with eval_mode(self.model):
+            with eval_mode(self.model), few_rows(self.model):
                 return self.model.get_encoder()(input_ids=ids, attention_mask=mask)
         source, source_mask = (ids, mask) if source is None else (source.to(ids.device), source_mask)
         return self.run(

@@ -21,9 +21,13 @@ from torch.utils.flop_counter import flop_registry, register_flop_formula
 
 from ffedit.model.hooks import replace_forward
 
-# At most so many rows, of a gradient so many, and weights of so many numbers at least: others do not gain.
+# Most rows of a product, most rows of a gradient, and fewest numbers of a weight: beyond these nothing is gained.
 FEW, FEW_BACK, LARGE = 256, 64, 2**18
-AVAILABLE = torch.backends.mkldnn.is_available() and platform.machine().lower() in {"x86_64", "amd64"}
+AVAILABLE = (
+    torch.backends.mkldnn.is_available()
+    and platform.machine().lower() in {"x86_64", "amd64"}
+    and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+)
 
 
 @contextmanager
@@ -31,8 +35,14 @@ def few_rows(model: nn.Module) -> Iterator[None]:
     """In the block, linear layers of `model` on the CPU, in float32, multiply few rows by oneDNN."""
     with ExitStack() as stack:
         for module in model.modules() if AVAILABLE else ():
-            # accelerate's offloading has a `forward` of its own, and brings the weight during it
-            if type(module) is nn.Linear and module.weight.numel() >= LARGE and "forward" not in vars(module):
+            # Offloaded modules have a `forward` of accelerate's, which brings the weight; quantised weights are of
+            # classes of their own.
+            if (
+                type(module) is nn.Linear
+                and type(weight := module.weight) is nn.Parameter
+                and (weight.is_cpu and weight.dtype == torch.float32 and weight.numel() >= LARGE)
+                and "forward" not in vars(module)
+            ):
                 stack.enter_context(replace_forward(module, partial(_forward, module)))
         yield
 
@@ -40,7 +50,7 @@ def few_rows(model: nn.Module) -> Iterator[None]:
 def _forward(layer: nn.Linear, states: Tensor) -> Tensor:
     weight, bias = layer.weight, layer.bias
     learned = torch.is_grad_enabled() and (weight.requires_grad or (bias is not None and bias.requires_grad))
-    plain = states.is_cpu and states.dtype == weight.dtype == torch.float32 and weight.is_contiguous()
+    plain = type(states) is Tensor and states.is_cpu and states.dtype == torch.float32 and weight.is_contiguous()
     count = states.numel() // weight.shape[1]
     if learned or not plain or not 0 < count <= FEW or torch.is_autocast_enabled("cpu"):
         return linear(states, weight, bias)

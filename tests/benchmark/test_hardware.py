@@ -12,6 +12,7 @@ import pytest
 import torch
 import zoo
 from benching import facts, run, timeless
+from shell import disk
 
 from ffedit import EditError, __version__
 from ffedit.benchmark.hardware import hardware, machines_list
@@ -84,6 +85,28 @@ def test_the_run_goes_on_on_another_machine_and_both_are_named(
     lines = (out / "report.md").read_text().splitlines()
     assert lines[lines.index("## Computed on") + 2 :] == machines_list([here, there]).splitlines()[2:]
     assert here["processor"] in lines[-2] and "NVIDIA A100, 80 GiB" in lines[-1]
+
+
+def test_another_release_of_torch_is_another_version(
+    editable: Editable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    run(editable, out, some=facts(2), methods=["ft"])
+    monkeypatch.setattr(provenance.torch, "__version__", "99.1.0+cpu")
+    with pytest.raises(EditError, match=r"other versions \(torch .* there, 99.1.0 now\)"):
+        run(editable, out, some=facts(2), methods=["ft"])
+
+
+def test_a_manifest_without_its_machines_is_none(editable: Editable, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    run(editable, out, some=facts(2), methods=["ft"])
+    for damage in ({}, {"hardware": None}, {"hardware": "a machine"}):
+        found = {name: value for name, value in manifest(out).items() if name != "hardware"} | damage
+        (out / "manifest.json").write_text(json.dumps(found))
+        before = disk(out)
+        with pytest.raises(EditError, match="not a manifest"):
+            run(editable, out, some=facts(2), methods=["ft"])
+        assert disk(out) == before
 
 
 def test_what_is_drawn_to_measure_with_is_known_by_its_seed(

@@ -21,6 +21,7 @@ from ffedit.algebra.key_moments import LONGEST, KeyMomentsFitter
 from ffedit.editor import statistics
 from ffedit.editor.statistics import collect
 from ffedit.files import cache
+from ffedit.inference.corpus import tokens_for
 from ffedit.inference.distributed import ProcessGroup
 from ffedit.loading.verify import find_and_verify
 from ffedit.model.editable import Editable
@@ -294,3 +295,40 @@ def test_a_tolerance_is_refused_in_several_processes() -> None:
     editable = zoo.shared("gpt2")
     with pytest.raises(EditError, match="a tolerance cannot end a pass"):
         collect(editable, [editable.memories[1]], Corpus(tokens=64), tolerance=0.1, group=ProcessGroup(0, 2))
+
+
+@pytest.mark.parametrize("entry", [1, 2])
+def test_a_pass_that_was_killed_between_its_entries_goes_on_and_leaves_nothing(
+    entry: int, text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(statistics, "ROWS_PER_BATCH", 3)
+    monkeypatch.setattr(statistics, "SAVED_EVERY", 1)
+    editable, corpus, write = zoo.shared("gpt2"), Corpus(text, 1111), cache.write
+    whole = collect(editable, of(editable, 0, 1), corpus)
+    cache.clear()
+    written: list[Path] = []
+
+    def killed(target: Path, save: Any) -> None:
+        write(target, save)
+        written.append(target)
+        if len(written) == entry:
+            raise MemoryError
+
+    with monkeypatch.context() as patch, pytest.raises(MemoryError):
+        patch.setattr(cache, "write", killed)
+        collect(editable, of(editable, 0, 1), corpus)
+    halt = Halt(0)
+    assert alike(collect(editable, of(editable, 0, 1), corpus, halt), whole)
+    assert halt.seen == [] and {path.parent.name for path in cache.entries()} == {"moments"}
+
+
+@pytest.mark.parametrize(
+    ("subjects", "d_ff", "tokens"),
+    [(1, 128, 4096), (1, 1536, 4096), (1, 8960, 17920), (1, 28672, 32768), (2, 128, 32768), (50, 128, 131072)],
+)
+def test_the_text_is_as_long_as_the_subjects_and_the_keys_need(
+    subjects: int, d_ff: int, tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ffedit.inference.corpus.FEWEST", 2**15)  # see `little_text`
+    assert tokens_for(subjects, d_ff) == tokens
+    assert tokens * 62 // 64 >= d_ff  # rows of 64 tokens, two of which do not count

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import ablation
@@ -15,6 +16,7 @@ from torch import Tensor
 from writing import FACT, SECOND
 
 from ffedit import Address, FFEditError
+from ffedit.files.resuming import Journal
 from ffedit.model.editable import Editable
 from ffedit.model.hooks import capture
 
@@ -169,3 +171,17 @@ def test_a_variant_is_judged_by_the_worst_model() -> None:
     at = lines[0].split(" | ").index("harmonic")
     worst = next(line.split(" | ")[at] for line in lines if line.startswith("| - contexts, worst of 2"))
     assert float(worst) == pytest.approx(min(float(row[at].split()[0]) for row in differences), abs=6e-3)
+
+
+def test_a_journal_goes_on_where_it_stopped_and_with_the_same_settings_only(tmp_path: Path) -> None:
+    journal = Journal(path := tmp_path / "here" / "run.jsonl", {"layer": 1})
+    for line in results(2, 0):
+        journal.add(line)
+    with path.open("a", encoding="utf-8") as file:
+        file.write('{"fact": "cut o')
+    again = Journal(path, {"layer": 1})
+    assert one_by_one.facts_done(again) == {"0", "1"}
+    again.add(results(3, 0)[2])
+    assert one_by_one.facts_done(Journal(path, {"layer": 1})) == {"0", "1", "2"}
+    with pytest.raises(FFEditError, match="layer 1 there, 2 now"):
+        Journal(path, {"layer": 2})

@@ -21,6 +21,7 @@ import ffedit
 from ffedit import CheckError, Edit, EditError, Fact
 from ffedit.exporter import history
 from ffedit.inference.corpus import Corpus
+from ffedit.model import few_rows
 from ffedit.model.editable import Editable
 
 FACT = Fact("Eiffel tower", "the {} is located in", "Rome", "Paris", ["{} stands in"])
@@ -177,6 +178,15 @@ def test_a_ready_pair_is_saved_from_memory(cases: dict[str, Case], tmp_path: Pat
     assert name == case.editable.memories[1].parameter and torch.equal(kept[name], case.before[name])
     undone = load_file(ffedit.undo(out, tmp_path / "undone").folder / "model.safetensors")
     assert all(torch.equal(undone[name], case.before[name]) for name in undone)
+
+
+@here
+def test_a_ready_pair_is_verified_as_the_other_process_runs_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = zoo.build("llama")
+    given.model.name_or_path = ""
+    editable = ffedit.load((given.model, given.tokenizer))
+    monkeypatch.setattr(few_rows, "LARGE", 1)  # the other process runs the model without an `Editable`
+    ffedit.export(editable, made(editable, {1: 1}), tmp_path / "out", verify="logits")
 
 
 @here

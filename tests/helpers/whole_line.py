@@ -76,7 +76,7 @@ def numbers(value: Any) -> list[float]:
 def main(family: str, folder: Path, splits: Sequence[range | None]) -> None:
     """Run all steps on the CPU, and for each split on the device or on both, and print how far they are apart."""
     torch.set_num_threads(1)
-    precision.least_seconds = lambda _: 1.0  # as `one_precision` of `conftest.py`
+    precision.least_seconds = lambda *_: 1.0  # as `one_precision` of `conftest.py`
     plain = zoo.trained(family, True)
     # Of a model on both devices, the first steps show that each part finds its device.
     taken = partial(takewhile, lambda step: splits[0] is None or step[0] != "alphaedit")

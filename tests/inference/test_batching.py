@@ -341,3 +341,21 @@ def test_no_memory_for_the_algebra_is_said_and_the_model_is_as_before(
         write_facts(editable, [FACT], method, [1], quick(steps=1), stats)
     assert f"not enough memory to write 1 fact by {method}" in str(caught.value) and "\n" not in str(caught.value)
     assert zoo.unchanged(editable, before)
+
+
+def test_keys_are_the_same_in_smaller_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    editable = zoo.trained("gpt2", True, torch.float64)
+    prompt_sets = build_prompts(editable, [[FACT]], FULL)
+    expected = read_keys(editable, editable.feed_forward[1], prompt_sets)
+    crowded(monkeypatch, "run_to", lambda rows: rows > 2)
+    found = read_keys(editable, editable.feed_forward[1], prompt_sets)
+    for name in ("K", "streams", "same"):
+        torch.testing.assert_close(getattr(found, name), getattr(expected, name), rtol=1e-12, atol=1e-13)
+
+
+def test_no_memory_for_the_key_of_a_single_text_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    editable = zoo.trained("gpt2", True)
+    prompt_sets = build_prompts(editable, [[FACT]], FULL)
+    crowded(monkeypatch, "run_to", lambda rows: True)
+    with pytest.raises(EditError, match="not enough memory to read the key of a single text"):
+        read_keys(editable, editable.feed_forward[1], prompt_sets)

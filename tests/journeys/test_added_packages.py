@@ -9,17 +9,15 @@ import ast
 import json
 import os
 import re
-from collections.abc import Callable, Iterator
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-from shell import process, shell
 
-from ffedit.editor.methods import METHODS
-from ffedit.evaluator import METRICS
+from ffedit.inference.text import neutral_text
 
 ROOT = Path(__file__).parents[2]
-Command = Callable[..., str]
 FACT = ROOT / "edits" / "eiffel-tower.json"
 UNTOUCHED = """
 from ffedit import Questions, Responses, metric
@@ -54,41 +52,34 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture
-def run(site: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Command]:
-    """Run a command of ffedit beside the packages in `site`, and return its output."""
-
-    def command(*words: object) -> str:
-        done = shell(capsys, *map(str, words))
-        assert done.code == 0, done.err
-        return done.out
-
-    monkeypatch.setenv("COLUMNS", "120")
-    monkeypatch.syspath_prepend(site)
-    for registry in (METHODS, METRICS):
-        registry.reload()
-    yield command
-    monkeypatch.undo()
-    for registry in (METHODS, METRICS):
-        registry.reload()
+def corpus(folder: Path) -> Path:
+    """Write a short text for the key statistics: what the commands are started in knows no shorter default."""
+    (path := folder / "corpus.txt").write_text(neutral_text()[:20_000], encoding="utf-8")
+    return path
 
 
-def test_a_package_is_found_by_a_new_process(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (str(site), os.environ.get("PYTHONPATH")))))
-    listed = process("-m", "ffedit", "methods")
-    assert listed.code == 0 and "ridge" in listed.out and "ffedit_ridge" in listed.out, listed.err
+def run(site: Path, *words: object) -> str:
+    """Run a command beside the packages in `site`, and return what it shows."""
+    paths = os.pathsep.join(filter(None, (str(site), os.environ.get("PYTHONPATH"))))
+    command = [sys.executable, "-m", "ffedit", *map(str, words)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": paths})
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 @pytest.mark.usefixtures("warm_cache")
-def test_the_method_and_the_metric_are_known_to_every_command(run: Command, tmp_path: Path) -> None:
+def test_the_method_and_the_metric_are_known_to_every_command(site: Path, tmp_path: Path) -> None:
+    listed = run(site, "methods")
+    assert "ridge" in listed and "ffedit_ridge" in listed
     asked = ("--require", "worst_paraphrase>=-1", "--json", tmp_path / "a.json", "--out", tmp_path / "edit")
-    run("apply", FACT, "--method", "ridge", "--layer", 0, *asked)
+    text = ("--corpus", corpus(tmp_path))
+    run(site, "apply", FACT, "--method", "ridge", "--layer", 0, *text, *asked)
     applied = json.loads((tmp_path / "a.json").read_text())
     assert applied["method"] == "ridge"
     before, after = (applied[when]["worst_paraphrase"] for when in ("before", "after"))
     assert -1 <= before < after <= 1
-    assert "worst_paraphrase" in run("evaluate", FACT, "--edit", tmp_path / "edit")
-    run("bench", FACT, "--methods", "ridge", "--layers", 0, "--no-full", "--out", tmp_path / "bench")
+    assert "worst_paraphrase" in run(site, "evaluate", FACT, "--edit", tmp_path / "edit")
+    run(site, "bench", FACT, "--methods", "ridge", "--layers", 0, *text, "--no-full", "--out", tmp_path / "bench")
     report = (tmp_path / "bench" / "report.md").read_text()
     assert "ridge" in report and "worst_paraphrase" in report
 
@@ -101,11 +92,11 @@ def test_a_package_imports_from_ffedit_alone(site: Path) -> None:
         assert "import ffedit." not in code
 
 
-@pytest.mark.usefixtures("warm_cache", "verified_here")
-def test_a_metric_of_a_package_is_in_the_verdict_in_tables_and_on_pages(run: Command, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("warm_cache")
+def test_a_metric_of_a_package_is_in_the_verdict_in_tables_and_on_pages(site: Path, tmp_path: Path) -> None:
     out = {name: tmp_path / name for name in ("a.json", "page.html", "model", "edit", "bench")}
     files = ("--json", out["a.json"], "--html", out["page.html"], "--export", out["model"], "--out", out["edit"])
-    shown = run("apply", FACT, *files)
+    shown = run(site, "apply", FACT, "--corpus", corpus(tmp_path), *files)
     result = json.loads(out["a.json"].read_text())
     assert (result["before"]["untouched"], result["after"]["untouched"]) == (1, 0)
     assert result["verdict"]["outcome"] == "took with damage" and result["verdict"]["damage"] == ["untouched"]
@@ -113,8 +104,8 @@ def test_a_metric_of_a_package_is_in_the_verdict_in_tables_and_on_pages(run: Com
         shown,
         out["page.html"].read_text(),
         (out["model"] / "README.md").read_text(),
-        run("show", out["edit"]),
-        run("evaluate", FACT, "--edit", out["edit"]),
+        run(site, "show", out["edit"]),
+        run(site, "evaluate", FACT, "--edit", out["edit"]),
     ):
         assert "untouched" in text and "worst_paraphrase" in text
     assert "untouched fell from 1.00 to 0.00" in result["verdict"]["text"]

@@ -33,7 +33,8 @@ def test_folders_that_hold_no_model_are_refused(model: Path, tmp_path: Path) -> 
     refusal(tmp_path)
 
 
-def test_a_dtype_that_does_not_exist_is_refused_with_those_that_do(model: Path) -> None:
+def test_a_device_or_a_dtype_that_does_not_exist_is_refused_with_those_that_do(model: Path) -> None:
+    assert "device 'toaster' is not known; give auto, cpu" in refusal(model, device="toaster")
     assert "dtype 'float8' is not known; give auto, float32, float16, bfloat16" in refusal(model, dtype="float8")
 
 

@@ -68,7 +68,7 @@ def apply(
 class Application:
     """Facts to write into a model, and what is to come of it: the values of the options of `apply`.
 
-    The model is loaded when an instance is made, and what it cannot be asked is refused then, not after the long
+    The model is loaded when an instance is made, which refuses what the model cannot be asked before the long
     computation.
     """
 
@@ -100,7 +100,8 @@ class Application:
         protected = protected_texts(self.editable, facts, self.config.key)
         for name in () if protected is None else protected.left_out:
             self.surface.note(f"{name!r} is not protected, because a fact is about it")
-        self.stats = stats_of(self.solving, len(by_subject(facts)), self.editable)
+        subjects = len(by_subject(facts)) + len(applied_edits(self.editable))
+        self.stats = stats_of(self.solving, subjects, self.editable)
         self.ends["load"] = perf_counter()
 
     def plan(self) -> None:

@@ -51,7 +51,7 @@ def load_model(
 def load_edited(
     edit_from: Path | None, model: ModelOptions, surface: Surface, *, show: bool = True
 ) -> tuple[Edit | None, Editable]:
-    """Load the edit of a folder, if one is named, and its model, which is left without it."""
+    """Load the edit of a folder, if one is named, and its model; the edit is not applied."""
     edit = None if edit_from is None else ffedit.Edit.load(edit_from)
     return edit, load_model(model, surface, edit, show=show)
 

@@ -80,6 +80,8 @@ def named(entry: TokenProbability) -> str:
 
 def cut(text: str, cells: int) -> str:
     """Return the beginning of a text, with an ellipsis where it is longer than `cells` terminal cells."""
+    if cells < 1:
+        return ""
     (shown := Text(text)).truncate(cells, overflow="ellipsis")
     return shown.plain
 
