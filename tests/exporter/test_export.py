@@ -15,6 +15,7 @@ import torch
 import zoo
 from making import check_here, made
 from safetensors.torch import load_file
+from torch.nn.functional import linear
 from writing import quick
 
 import ffedit
