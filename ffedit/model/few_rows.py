@@ -1,6 +1,6 @@
 """Products of few states with a weight, on x86 processors: by oneDNN, where torch's own call of MKL is slow.
 
-A step of generation multiplies some rows by each weight, a step of v* some dozens. For so few, oneDNN is 1.2 to 2 times
+A step of generation multiplies some rows by each weight, a step of v* some dozens. For so few, oneDNN is up to twice
 as fast as MKL, which torch calls for linear layers in float32 (`evaluations/benchmarks/few_rows.py`); for more rows MKL
 is. The choice depends on shapes only, so that a computation has the same bits each time. Both are in torch.
 """

@@ -318,3 +318,17 @@ def test_an_object_longer_than_a_value_holds_is_told(run: Command, here: Path, m
         (here / "long.json").write_text(json.dumps({**FACT, "target": " ".join(["Rome Madrid"] * count)}))
         done = run("apply", "long.json", *words)
         assert done.code == 0 and done.err.startswith(told) and bool(done.err) == bool(told)
+
+
+def test_apply_uploads_what_it_exported(
+    apply: Command, monkeypatch: pytest.MonkeyPatch, verified_here: list[Any]
+) -> None:
+    class Made(str):
+        repo_id = "owner/name"
+
+    uploads: list[Any] = []
+    monkeypatch.setattr("huggingface_hub.create_repo", lambda *_, **__: Made("https://hub/owner/name"))
+    monkeypatch.setattr("huggingface_hub.upload_folder", lambda **how: uploads.append(how))
+    done = apply("bare.json", "--export", "out", "--push-to-hub", "owner/name")
+    assert done.code == 0 and "Pushed to https://hub/owner/name" in done.out
+    assert (uploads[0]["repo_id"], uploads[0]["folder_path"]) == ("owner/name", Path("out"))

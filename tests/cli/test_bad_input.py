@@ -398,6 +398,7 @@ def test_a_full_disk(here: Path, model: Path, option: str, size: int) -> None:
         (RuntimeError("NCCL error in: ProcessGroupNCCL.cpp:1, unhandled cuda error"), "the device failed (NCCL error"),
         (RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB"), "not enough memory (CUDA out of memory"),
         (MemoryError(), "not enough memory (MemoryError)"),
+        (RuntimeError("can't start new thread"), "not enough memory (can't start new thread"),
     ],
 )
 def test_a_device_that_fails_is_one_line(
