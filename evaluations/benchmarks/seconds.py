@@ -1,13 +1,14 @@
 """What a user waits for: the first `ffedit apply` on a model, a later one, an edit alone, and fifty facts at once.
 
-    python evaluations/benchmarks/seconds.py [--model NAME] [--data FACTS.json] [--rounds 3] [--out FILE.json]
+    python evaluations/benchmarks/seconds.py [--model NAME] [--data FACTS.json] [--rounds 3] [--stages] [--out FILE.json]
 
 The first command of a round begins with an empty cache: it reads what there is of the model and collects statistics.
-Each command is a process of its own, of which peak memory and stages (`--log`) are told: seconds, products, and their
-share of this machine's own speed. Medians of the rounds are told, stages of the last. The edits are made in this
-process, loaded and warm. With `--published STEPS` the published procedure, as a plain loop of whole passes
-(`evaluations/scripts/rivals.py`), is timed for so many of its 25 steps, on the same fact. Run it on an idle machine:
-the figures are of the clock.
+Each command is a process of its own; seconds and peak memory are medians of the rounds. With `--stages` each runs once
+more with `--log`, which tells the seconds of its stages, their products, and their share of this machine's own speed;
+counting products takes time by itself, most in a small model. The edits are made in this process, loaded and warm, and
+their products are counted in a run of their own. With `--published STEPS` the published procedure, as a plain loop of
+whole passes (`evaluations/scripts/rivals.py`), is timed for so many of its 25 steps, on the same fact. Run it on an idle
+machine: the figures are of the clock.
 """
 
 import json
@@ -32,25 +33,32 @@ FACT = HERE.parent / "edits" / "eiffel-tower.json"
 PUBLISHED_STEPS = 25
 
 
-def run(command: list[str], log: Path) -> dict[str, Any]:
-    """Return the seconds of a command, the start of Python included, its peak memory in bytes, and its stages."""
-    log.unlink(missing_ok=True)
+def run(command: list[str]) -> dict[str, Any]:
+    """Return the seconds of a command, the start of Python included, and its peak memory in bytes."""
     started = time.perf_counter()
-    done = subprocess.Popen([*command, "--log", str(log)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    done = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     _, status, usage = os.wait4(done.pid, 0)
     seconds = time.perf_counter() - started
     if status:
-        raise SystemExit(f"{' '.join(command)}: failed; see {log}")
+        raise SystemExit(f"{' '.join(command)}: failed")
+    return {"seconds": seconds, "peak": usage.ru_maxrss * 1024}
+
+
+def stages_of(command: list[str], log: Path) -> list[str]:
+    """Return the stages of a command, a line each, from a run that counts its products."""
+    log.unlink(missing_ok=True)
+    run([*command, "--log", str(log)])
     lines = [line.partition("ffedit.cli.work.stages: ")[2] for line in log.read_text(encoding="utf-8").splitlines()]
-    return {"seconds": seconds, "peak": usage.ru_maxrss * 1024, "stages": [line for line in lines if line]}
+    return [line for line in lines if line]
 
 
 def timed(work: Callable[[], Any]) -> dict[str, float]:
-    """Return seconds, operations of products, and their share of this machine's speed."""
+    """Return seconds, operations of products, which a second run counts, and their share of this machine's speed."""
+    started = time.perf_counter()
+    work()
+    seconds = time.perf_counter() - started
     with Products() as products:
-        started = time.perf_counter()
         work()
-        seconds = time.perf_counter() - started
     operations = products.operations
     return {"seconds": seconds, "operations": operations, "share": operations / seconds / fastest_products()}
 
@@ -65,9 +73,10 @@ def size_of(folder: str) -> int:
 @click.option("--data", default=HERE / "data/smollm2-counterfact.json", type=click.Path(exists=True, path_type=Path))
 @click.option("--count", default=50, show_default=True, help="Facts at once, of different subjects; 0: none.")
 @click.option("--rounds", default=3, show_default=True)
+@click.option("--stages", is_flag=True, help="Run each command once more, for the seconds of its stages.")
 @click.option("--published", default=0, show_default=True, help="Steps of the published procedure that are timed.")
 @click.option("--out", type=click.Path(path_type=Path), help="A JSON file to write the figures to.")
-def main(model: str, data: Path, count: int, rounds: int, published: int, out: Path | None) -> None:
+def main(model: str, data: Path, count: int, rounds: int, stages: bool, published: int, out: Path | None) -> None:
     """Time the commands, then the edits inside one process."""
     found: dict[str, Any] = {"model": model, "rounds": rounds, "cores": os.cpu_count()}
     with tempfile.TemporaryDirectory() as folder:
@@ -76,13 +85,17 @@ def main(model: str, data: Path, count: int, rounds: int, published: int, out: P
         for i in range(rounds):
             os.environ["FFEDIT_CACHE"] = str(cache := Path(folder) / f"cache{i}")
             for name, done in runs.items():
-                done.append(run(command, Path(folder) / "log"))
+                done.append(run(command))
                 print(f"{name}, round {i + 1}: {done[-1]['seconds']:.1f} s", flush=True)
         found["cache"] = size_of(str(cache))
         for name, done in runs.items():
-            found[name] = {**done[-1], **{key: median(one[key] for one in done) for key in ("seconds", "peak")}}
+            found[name] = {key: median(one[key] for one in done) for key in ("seconds", "peak")}
             print(f"{name}: {found[name]['seconds']:.1f} s, at most {found[name]['peak'] / 1e9:.1f} GB")
-            print("".join(f"    {stage}\n" for stage in done[-1]["stages"]), end="")
+        if stages:
+            os.environ["FFEDIT_CACHE"] = str(Path(folder) / "cache")
+            for name in runs:
+                found[name]["stages"] = stages_of(command, Path(folder) / "log")
+                print("".join(f"    {line}\n" for line in (f"stages of {name}:", *found[name]["stages"])), end="")
         print(f"left in the cache: {found['cache'] / 1e9:.2f} GB", flush=True)
         editable = ffedit.load(model)
         layer = auto_layer(editable).layer
