@@ -1,14 +1,14 @@
 """What a user waits for: the first `ffedit apply` on a model, a later one, an edit alone, and fifty facts at once.
 
-    python evaluations/benchmarks/seconds.py [--model NAME] [--data FACTS.json] [--rounds 3] [--stages] [--out FILE.json]
+    python evaluations/benchmarks/seconds.py [--model NAME] [--data FACTS.json] [--rounds 3] [--stages] [--out FILE]
 
 The first command of a round begins with an empty cache: it reads what there is of the model and collects statistics.
 Each command is a process of its own; seconds and peak memory are medians of the rounds. With `--stages` each runs once
 more with `--log`, which tells the seconds of its stages, their products, and their share of this machine's own speed;
 counting products takes time by itself, most in a small model. The edits are made in this process, loaded and warm, and
 their products are counted in a run of their own. With `--published STEPS` the published procedure, as a plain loop of
-whole passes (`evaluations/scripts/rivals.py`), is timed for so many of its 25 steps, on the same fact. Run it on an idle
-machine: the figures are of the clock.
+whole passes (`evaluations/scripts/rivals.py`), is timed for so many of its 25 steps, on the same fact. Run it on an
+idle machine: the figures are of the clock.
 """
 
 import json
