@@ -16,8 +16,8 @@ from importlib import import_module
 import lazy_loader
 
 from ffedit import notebook
-from ffedit.errors import meant
-from ffedit.version import RENAMED, warn_renamed
+from ffedit.errors import meant, warn_renamed
+from ffedit.version import RENAMED
 
 # Results reach the display when one is first drawn.
 notebook.drawing = lambda: import_module("ffedit.display.notebook")

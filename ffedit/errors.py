@@ -27,6 +27,11 @@ def brief(error: BaseException) -> str:
     return shorten(said, 200, placeholder=" …") or type(error).__name__
 
 
+def warn_renamed(old: str, new: str) -> None:
+    """Warn the caller of the caller that `old` is now called `new`."""
+    warn(f"{old} is now called {new}; the old name goes with the next release", DeprecationWarning, stacklevel=3)
+
+
 class FFEditError(Exception):
     """A mistake in the input of ffedit; the base class of all errors that ffedit raises on purpose."""
 
@@ -40,8 +45,7 @@ class FFEditError(Exception):
     @classmethod
     def unless(cls, value: object, kinds: type | tuple[type, ...], expected: str) -> None:
         """Call `require`, which this was called until 0.2.0."""
-        words = f"{cls.__name__}.unless is now called {cls.__name__}.require; the old name goes with the next release"
-        warn(words, DeprecationWarning, stacklevel=2)
+        warn_renamed(f"{cls.__name__}.unless", f"{cls.__name__}.require")
         cls.require(value, kinds, expected)
 
 

@@ -9,7 +9,8 @@ from collections.abc import Callable
 from functools import wraps
 from importlib.metadata import version
 from typing import ParamSpec, TypeVar
-from warnings import warn
+
+from ffedit.errors import warn_renamed
 
 # That of the tag from which ffedit was installed, and of the commits since then.
 __version__ = version("ffedit")
@@ -24,11 +25,6 @@ RENAMED = {
     "recovered": "edit_from_diff",
     "stats": "collect_stats",
 }
-
-
-def warn_renamed(old: str, new: str) -> None:
-    """Warn the caller of the caller that `old` is now called `new`."""
-    warn(f"{old} is now called {new}; the old name goes with the next release", DeprecationWarning, stacklevel=3)
 
 
 def renamed_options(**new_names: str) -> Callable[[Callable[P, R]], Callable[P, R]]:

@@ -2,23 +2,28 @@
 
     python evaluations/benchmarks/few_rows.py [--d-in 1536] [--d-out 8960] [--out FILE.json]
 
-Each is the fastest of a few runs over weights that do not fit into the processor's cache together. The last column is
-how many times as fast oneDNN is: above 1 up to `ffedit.model.few_rows.FEW` rows, or the choice there is wrong for this
-processor. Run it on an idle machine.
+Each is the fastest of a few runs over weights that do not fit into the processor's cache together: the product, and the
+gradient of its states. The ratio says how many times as fast oneDNN is. It should be above 1 up to `FEW` rows of a
+product and `FEW_BACK` of a gradient (`ffedit.model.few_rows`), or the choice there is wrong for this processor. Run it
+on an idle machine.
 """
 
+import itertools
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import click
 import torch
+from torch import Tensor
 from torch.nn.functional import linear
 
 from ffedit.inference.timing import least_seconds
-from ffedit.model.few_rows import FEW, product
+from ffedit.model.few_rows import FEW, FEW_BACK, product
 
-ROWS = (1, 2, 4, 8, 16, 32, 64, 128, FEW, 2 * FEW)
+ROWS = (1, 2, 4, 8, 16, 32, FEW_BACK, 128, FEW, 2 * FEW)
 WEIGHTS = 6
+Product = Callable[[Tensor, Tensor], Tensor]
 
 
 @click.command(help=__doc__)
@@ -28,17 +33,21 @@ WEIGHTS = 6
 def main(d_in: int, d_out: int, out: Path | None) -> None:
     """Time both products for each number of rows."""
     weights = [torch.randn(d_out, d_in) for _ in range(WEIGHTS)]
+    ways: dict[str, tuple[int, Product, Product]] = {
+        "product": (d_in, linear, product),
+        "gradient": (d_out, lambda rows, weight: rows @ weight, lambda rows, weight: product(rows, weight.T)),
+    }
     found = []
-    for rows in ROWS:
-        states, work = torch.randn(rows, d_in), 2 * rows * d_in * d_out * WEIGHTS
-        mkl, onednn = (
-            least_seconds(lambda call=call, states=states: [call(states, weight) for weight in weights])
-            for call in (linear, product)
+    for count, (name, (width, mkl, onednn)) in itertools.product(ROWS, ways.items()):
+        rows = torch.randn(count, width)
+        slow, fast = (
+            least_seconds(lambda call=call, rows=rows: [call(rows, weight) for weight in weights]) / WEIGHTS
+            for call in (mkl, onednn)
         )
-        found.append({"rows": rows, "mkl": mkl / WEIGHTS, "onednn": onednn / WEIGHTS, "ratio": mkl / onednn})
-        speeds = f"{work / mkl / 1e9:4.0f} and {work / onednn / 1e9:4.0f} GFLOP/s"
-        print(f"{rows:4} rows: {1e3 * mkl / WEIGHTS:7.2f} and {1e3 * onednn / WEIGHTS:7.2f} ms, {speeds}", end="")
-        print(f", {mkl / onednn:.2f} times as fast")
+        found.append({"rows": count, "of": name, "mkl": slow, "onednn": fast, "ratio": slow / fast})
+        speeds = " and ".join(f"{2 * count * d_in * d_out / seconds / 1e9:.0f}" for seconds in (slow, fast))
+        milliseconds = f"{1e3 * slow:.2f} and {1e3 * fast:.2f} ms"
+        print(f"{count:4} rows, {name}: {milliseconds}, {speeds} GFLOP/s, {slow / fast:.2f} times as fast", flush=True)
     if out is not None:
         out.write_text(json.dumps({"d_in": d_in, "d_out": d_out, "products": found}, indent=1) + "\n", encoding="utf-8")
 

@@ -26,6 +26,7 @@ import click
 
 import ffedit
 from ffedit.cli.work.stages import Products, fastest_products
+from ffedit.editor.statistics import text_for
 from ffedit.layer_choice.published import auto_layer
 
 HERE = Path(__file__).parents[1]
@@ -99,7 +100,7 @@ def main(model: str, data: Path, count: int, rounds: int, stages: bool, publishe
         print(f"left in the cache: {found['cache'] / 1e9:.2f} GB", flush=True)
         editable = ffedit.load(model)
         layer = auto_layer(editable).layer
-        stats = ffedit.collect_stats(editable, layers=[layer])
+        stats = ffedit.collect_stats(editable, layers=[layer], corpus=text_for(editable, 1, 0))  # as `apply` left them
         facts = list({fact.subject: fact for fact in ffedit.read_facts(data)}.values())[: count + 1]
         ffedit.edit(editable, facts[-1:], layers=[layer], stats=stats)  # fills what is filled once
         for some in (facts[:1], facts[:count]) if count else (facts[:1],):

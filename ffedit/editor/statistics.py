@@ -257,7 +257,10 @@ def moments_for(
 
 
 def text_for(editable: Editable, subjects: int, seed: int, path: Path | str | None = None) -> Corpus:
-    """Return the text for an edit of so many subjects: that of `path`, of which more is read, or a default one."""
+    """Return the text for an edit of so many subjects, with as many tokens as the largest layer of the model needs.
+
+    It is that of `path`, a file or dataset as of `Corpus`, at least `FEWEST` tokens of it, or else the default one.
+    """
     tokens = tokens_for(subjects, max(ff.d_ff for ff in editable.feed_forward))
     return Corpus(path, tokens if path is None else max(tokens, FEWEST), seed)
 

@@ -30,9 +30,9 @@ from ffedit.model.editable import Editable
 
 logger = logging.getLogger(__name__)
 
-# Timed: a product of `TOKENS` states and a weight of `SIDE`² numbers, 2 GFLOP; first of a `FEW` only, which tells
-# whether bfloat16 is `SLOW`.
-TOKENS, SIDE, FEW, SLOW = 1024, 1024, 32, 0.1
+# Timed: a product of `TOKENS` states and a weight of `SIDE`² numbers, 2 GFLOP. First of `TRIED` states only: where
+# bfloat16 is emulated, as is told by a ratio below `SLOW`, the whole product would take ten seconds.
+TOKENS, SIDE, TRIED, SLOW = 1024, 1024, 32, 0.1
 # bfloat16 is taken where it is so many times as fast, and where keys differ by no more than this share of their norm.
 # A number is rounded by up to 0.4 %, and the layers below add up several of these.
 FASTER, AGREES = 1.5, 0.05
@@ -80,14 +80,14 @@ def bfloat16_speed(device: torch.device) -> float:
         pass
     states, weight = torch.ones(TOKENS, SIDE, device=device), torch.ones(SIDE, SIDE, device=device)
 
-    def compared(rows: Tensor, count: int) -> float:
+    def compared(rows: Tensor) -> float:
         """Return the ratio for a product of `rows`; autocast rounds the weight each time, too."""
-        own = least_seconds(lambda: float((rows @ weight)[0, 0]), count)
-        return own / least_seconds(lambda: float((rows.bfloat16() @ weight.bfloat16())[0, 0]), count)
+        own = least_seconds(lambda: float((rows @ weight)[0, 0]))
+        return own / least_seconds(lambda: float((rows.bfloat16() @ weight.bfloat16())[0, 0]))
 
     try:
-        times = compared(states[:FEW], 3)  # where bfloat16 is emulated, the whole product would take ten seconds
-        times = compared(states, 3) if times > SLOW else times
+        times = compared(states[:TRIED])
+        times = compared(states) if times > SLOW else times
     except (RuntimeError, TypeError):  # each backend refuses in its own way
         times = 0.0
     cache.write(path, lambda made: save_state(made, {}, times))

@@ -260,7 +260,7 @@ def _unpacked_ahead(name: str, reader: Any) -> Iterator[None]:
 
     def unpack(data: Any, kind: Any) -> Any:
         weights = unpacked(data, kind, dequantize)
-        with np.errstate(all="ignore"):  # a sum takes less time; only that of huge numbers overflows
+        with np.errstate(all="ignore"):  # a sum is faster; only that of huge numbers overflows
             sound = np.isfinite(weights.sum()) or np.isfinite(weights).all()
         if not sound:
             raise ModelError(f"{name}: damaged: some of its weights are NaN or infinite; fetch it anew")
@@ -284,8 +284,8 @@ def _unpacked_ahead(name: str, reader: Any) -> Iterator[None]:
 def unpacked(data: Any, kind: Any, dequantize: Callable[[Any, Any], Any]) -> Any:
     """Return the weights of a tensor's bytes [.., bytes of a row]: as `gguf.dequantize` does, in pieces of fit size.
 
-    gguf takes 16 rows at a time. What it computes on the way then fits no cache of a large model, or takes more calls
-    than work of a small one: a seventh of the time in pieces of `PIECE` weights.
+    gguf takes 16 rows at a time: of long rows, what it computes on the way fits no processor's cache; of short ones,
+    its calls take longer than their work.
     """
     block, size = gguf.GGML_QUANT_SIZES[kind]
     if block == 1:

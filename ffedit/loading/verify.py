@@ -168,7 +168,7 @@ def _verify(editable: Editable) -> None:
         )
     # The probe reads every weight but the embeddings of other tokens.
     embedding = storage.fetched(editable.embedding)
-    # A sum takes a tenth of the time; only that of huge numbers overflows.
+    # A sum is faster; only that of huge numbers overflows.
     sound = bool(torch.isfinite(embedding.sum())) or bool(torch.isfinite(embedding).all())
     if not (torch.isfinite(logits).all() and sound):
         names = [path for path, _ in storage.parameters(model)]

@@ -2,7 +2,8 @@
 
 A step of generation multiplies some rows by each weight, a step of v* some dozens. For so few, oneDNN is up to twice
 as fast as MKL, which torch calls for linear layers in float32 (`evaluations/benchmarks/few_rows.py`); for more rows MKL
-is. The choice depends on shapes only, so that a computation has the same bits each time. Both are in torch.
+is. The choice depends on shapes, and on whether a weight learns, so that a computation has the same bits each time.
+Both are in torch.
 """
 
 from __future__ import annotations

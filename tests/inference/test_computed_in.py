@@ -83,7 +83,7 @@ def test_a_model_whose_keys_differ_in_bfloat16_is_computed_in_float32(
 
 def test_the_speed_is_measured_once_for_a_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     measured = []
-    monkeypatch.setattr(precision, "least_seconds", lambda product, count: measured.append(product()) or 1.0)
+    monkeypatch.setattr(precision, "least_seconds", lambda product: measured.append(product()) or 1.0)
     for _ in range(2):
         precision.bfloat16_speed.cache_clear()
         assert precision.bfloat16_speed(torch.device("cpu")) == 1.0
@@ -93,7 +93,7 @@ def test_the_speed_is_measured_once_for_a_machine(monkeypatch: pytest.MonkeyPatc
 
 def test_a_processor_on_which_bfloat16_is_slow_is_recognised_by_a_few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     seconds = iter([1.0, 100.0])
-    monkeypatch.setattr(precision, "least_seconds", lambda product, count: next(seconds))
+    monkeypatch.setattr(precision, "least_seconds", lambda product: next(seconds))
     precision.bfloat16_speed.cache_clear()
     assert precision.bfloat16_speed(torch.device("cpu")) == 0.01
     precision.bfloat16_speed.cache_clear()

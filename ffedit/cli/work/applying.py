@@ -109,8 +109,9 @@ class Application:
         self.group.disband()
         layer = known_layer(self.editable, self.facts, self.layers, self.allowed, self.method, self.config)
         to_read = self.stats if isinstance(self.stats, Corpus) else None
-        asked = (self.editable, self.facts, self.method, layer, self.spread, self.config, to_read, self._show_trace)
-        planned = estimate(*asked)
+        planned = estimate(
+            self.editable, self.facts, self.method, layer, self.spread, self.config, to_read, self._show_trace
+        )
         self.surface.show(model_line(self.editable), plan(planned, self.destinations.words()))
         self.surface.write_json({"model": self.editable.name, "estimate": planned.to_dict()})
 
