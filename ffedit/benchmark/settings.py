@@ -190,14 +190,15 @@ def moments_of(
     All processes share the work. Raises EditError for layers that do not exist, and statistics that do not fit or
     cannot be collected.
     """
-    depth, seeds = len(editable.layers), [c.seed for method, c in configs.items() if METHODS[method].statistics]
+    depth = len(editable.layers)
+    needed = [METHODS[method].complete(config) for method, config in configs.items() if METHODS[method].statistics]
     if not layers or not set(layers) <= set(range(depth)):
         raise EditError(f"layers {list(layers)} were asked for, but {editable.name} has layers 0 to {depth - 1}")
-    if not seeds:
+    if not needed:
         return {}
     memories = [memory for layer in layers for memory in editable.feed_forward[layer].memories]
-    subjects = most_subjects(facts, mode)
-    return moments_for(editable, memories, stats, subjects, seeds[0], progress, process_group)
+    subjects, named = most_subjects(facts, mode), all(config.key.names_weight > 0 for config in needed)
+    return moments_for(editable, memories, stats, subjects, needed[0].seed, progress, process_group, named)
 
 
 def statistics_of(moments: Mapping[Address, KeyMoments]) -> dict[str, Any]:

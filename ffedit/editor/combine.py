@@ -25,7 +25,7 @@ from ffedit.editor.edit import Edit, as_edits, restored
 from ffedit.editor.job import Job
 from ffedit.editor.key import PromptSet, build_prompts, read_keys, without_sinks
 from ffedit.editor.methods import METHODS, config_from_dict, preset
-from ffedit.editor.name_keys import name_moments
+from ffedit.editor.name_keys import name_moments, names_for
 from ffedit.editor.names import MethodName
 from ffedit.editor.protect import protected_texts
 from ffedit.editor.provenance import Record
@@ -92,7 +92,7 @@ def combine(
     ff_layers = by_layer(editable, {at for edit in edits for at in edit.updates})
     memories = [memory for ff in ff_layers for memory in ff.memories]
     stats = moments_for(editable, memories, stats, len(prompt_sets), config.seed, progress)
-    names = name_moments(editable, ff_layers, [*prompt_sets], config.key)
+    names = name_moments(editable, ff_layers, [*prompt_sets], config.key, among=names_for(len(prompt_sets)))
     protected = protected_texts(editable, facts, config.key)
     record = Record(method, Job(editable, facts, ff_layers, config, stats, names=names, protected=protected))
     with restored(memories):

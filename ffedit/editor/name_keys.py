@@ -4,7 +4,7 @@ An update adds u · k of its δ wherever a key k is read, u = C⁻¹k* / (k*ᵀ 
 and most of these names are frequent ones, so that C spares words first, and a subject's look-alikes receive a good part
 of what is written at it. The metric of an edit is that of text and of names,
 
-    C' = C + w/n Σ k kᵀ   over the last tokens of n names, some thousand, each mentioned once
+    C' = C + w/n Σ k kᵀ   over the last tokens of n names, a thousand or more, each mentioned once
 
 ROME and MEMIT take C from Wikipedia's text, which is full of names (arXiv 2202.05262, appendix E.2); here the names
 count by a weight, whatever the text.
@@ -38,6 +38,16 @@ from ffedit.model.editable import Editable
 from ffedit.model.feed_forward import FeedForward
 from ffedit.model.fingerprint import fingerprint
 from ffedit.model.tokenization import Encoded
+
+THIRD = 3
+
+
+def names_for(subjects: int) -> tuple[str, ...]:
+    """Return the names that count in an edit of so many subjects: for one, every third of those that ship.
+
+    Scores do not depend on the rest, which takes long to read (docs/scale.md, "Fewer tokens").
+    """
+    return names()[::THIRD] if subjects == 1 else names()
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,6 +100,7 @@ def name_moments(
     config: KeyConfig,
     group: ProcessGroup = ALONE,
     left_out: Collection[str] = (),
+    among: Sequence[str] | None = None,
 ) -> dict[int, NameMoment]:
     """Return the moments of each layer; none where names have no weight.
 
@@ -100,12 +111,14 @@ def name_moments(
         config: the weight, and what else is left out.
         group: processes that share the reading.
         left_out: names that do not count either, by themselves.
+        among: the names that are read; None for all that ship.
     """
     if not config.names_weight:
         return {}
     others, found = (*subjects, *config.without_names), {}
-    theirs = {name for name in names() if name in left_out or any(alike(name, other) for other in others)}
-    read = read_names(editable, ff_layers, group)
+    read = read_names(editable, ff_layers, group, among)
+    every = {name for known in read.values() for name in known.names}
+    theirs = {name for name in every if name in left_out or any(alike(name, other) for other in others)}
     for ff in ff_layers:
         known = read[ff.layer]
         which = [i for i, name in enumerate(known.names) if name in theirs]
@@ -115,7 +128,7 @@ def name_moments(
 
 @dataclass(frozen=True, eq=False)
 class NameKeys:
-    """Keys of the names that ship, in one layer of the unedited model.
+    """Keys of names in one layer of the unedited model.
 
     They are kept in bfloat16: rounding them changes their moment by less than a name does.
     """
@@ -132,22 +145,26 @@ def name_keys(editable: Editable, ff: FeedForward, group: ProcessGroup = ALONE) 
 
 
 def read_names(
-    editable: Editable, ff_layers: Sequence[FeedForward], group: ProcessGroup = ALONE
+    editable: Editable,
+    ff_layers: Sequence[FeedForward],
+    group: ProcessGroup = ALONE,
+    among: Sequence[str] | None = None,
 ) -> dict[int, NameKeys]:
-    """Return the keys of names by layer, read in the unedited model or kept.
+    """Return the keys of names by layer, read in the unedited model or kept; None for all names that ship.
 
     Layers that are not in the cache are read in one pass. Each process of `group` reads its share, and receives all.
     """
+    among = names() if among is None else among
     with unedited(editable) if editable.history.originals else nullcontext():
         dtype = agreed_dtype(editable, group)
-        paths = {ff.layer: _path(editable, ff, dtype) for ff in ff_layers}
+        paths = {ff.layer: _path(editable, ff, dtype, among) for ff in ff_layers}
         found = {ff.layer: kept for ff in ff_layers if (kept := _kept(paths[ff.layer], len(ff.sizes))) is not None}
         lacking = {
             layer for layers in group.gather([layer for layer in paths if layer not in found]) for layer in layers
         }
         if missing := [ff for ff in ff_layers if ff.layer in lacking]:
             mentions = {
-                name: text for i, name in enumerate(names()) if (text := mention_of(editable, name, i)) is not None
+                name: text for i, name in enumerate(among) if (text := mention_of(editable, name, i)) is not None
             }
             own = group.share(list(mentions.values()))
 
@@ -167,9 +184,9 @@ def read_names(
     return found
 
 
-def _path(editable: Editable, ff: FeedForward, dtype: torch.dtype) -> Path:
+def _path(editable: Editable, ff: FeedForward, dtype: torch.dtype, among: Sequence[str]) -> Path:
     """Return the path of the names' keys in a layer, of a pass in `dtype`; of a mixture's, in the experts of `ff`."""
-    about = [fingerprint(editable, ff.layer), ff.layer, str(ff.dtype), editable.chat, names(), MENTIONS]
+    about = [fingerprint(editable, ff.layer), ff.layer, str(ff.dtype), editable.chat, tuple(among), MENTIONS]
     about += [str(memory.address) for memory in ff.memories if ff.mixture is not None]
     about += [str(dtype)] if dtype != editable.model.dtype else []
     return cache.path("names", sha256(repr(about).encode()).hexdigest()[:24], ".safetensors")

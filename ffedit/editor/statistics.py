@@ -237,10 +237,11 @@ def moments_for(
     seed: int,
     progress: Progress = silent,
     group: ProcessGroup = ALONE,
+    names: bool = True,
 ) -> Mapping[Address, KeyMoments]:
     """Return the second moments of `memories` for an edit: `stats`, or those of the text `stats` or a default one."""
     if stats is None:
-        stats = text_for(editable, subjects, seed)
+        stats = text_for(editable, subjects, seed, names=names)
     if isinstance(stats, Corpus):
         stats = collect(editable, memories, stats, progress, group=group)
     else:
@@ -256,12 +257,15 @@ def moments_for(
     return stats
 
 
-def text_for(editable: Editable, subjects: int, seed: int, path: Path | str | None = None) -> Corpus:
+def text_for(
+    editable: Editable, subjects: int, seed: int, path: Path | str | None = None, names: bool = True
+) -> Corpus:
     """Return the text for an edit of so many subjects, with as many tokens as the largest layer of the model needs.
 
     It is that of `path`, a file or dataset as of `Corpus`, at least `FEWEST` tokens of it, or else the default one.
+    More of it is read where no `names` count beside it.
     """
-    tokens = tokens_for(subjects, max(ff.d_ff for ff in editable.feed_forward))
+    tokens = tokens_for(subjects, max(ff.d_ff for ff in editable.feed_forward), names)
     return Corpus(path, tokens if path is None else max(tokens, FEWEST), seed)
 
 

@@ -12,7 +12,7 @@ from ffedit.editor.edit import Edit
 from ffedit.editor.job import Job
 from ffedit.editor.key import build_prompts
 from ffedit.editor.methods import check_method, preset
-from ffedit.editor.name_keys import NameMoment, name_moments
+from ffedit.editor.name_keys import NameMoment, name_moments, names_for
 from ffedit.editor.protect import protected_texts
 from ffedit.editor.solve import solve
 from ffedit.editor.statistics import moments_for
@@ -58,8 +58,10 @@ def write(
     names: Mapping[int, NameMoment] = {}
     if chosen.statistics:
         subjects = len(groups) + len(preserve)  # each earlier edit has one, or more
-        moments = moments_for(editable, memories, stats, subjects, config.seed, progress, process_group)
-        names = name_moments(editable, ff_layers, [group[0].subject for group in groups], config.key, process_group)
+        named = config.key.names_weight > 0
+        moments = moments_for(editable, memories, stats, subjects, config.seed, progress, process_group, named)
+        own, among = [group[0].subject for group in groups], names_for(subjects)
+        names = name_moments(editable, ff_layers, own, config.key, process_group, among=among)
     refusal = EditError(
         f"not enough memory to write {counted(len(facts), 'fact')} by {method}: beside the model, some matrices of "
         "d_ff² float64 numbers are needed; write fewer facts or layers, or use another --device"

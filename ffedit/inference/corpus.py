@@ -18,13 +18,16 @@ ONE, FEWEST, MOST = 2**12, 2**15, 2**17
 DATASET = re.compile(r"\w[\w.-]*(/[\w.-]+)?(:[\w.-]+){0,2}")
 
 
-def tokens_for(subjects: int, d_ff: int) -> int:
+def tokens_for(subjects: int, d_ff: int, names: bool = True) -> int:
     """Return the number of tokens of text to use for an edit of so many subjects in a layer of `d_ff` keys.
 
-    For one subject scores hardly depend on it from one key for each dimension on (docs/scale.md, "Fewer tokens"). Each
-    fact may disturb directions that C has not seen; over a batch this adds up, so that more text is worth its cost.
+    For one subject scores hardly depend on it from half a key for each dimension on, where the keys of `names` count
+    beside those of the text (docs/scale.md, "Fewer tokens"). Each fact may disturb directions that C has not seen; over
+    a batch this adds up, so that more text is worth its cost.
     """
-    return min(FEWEST, max(ONE, 2 * d_ff)) if subjects == 1 else min(MOST, FEWEST * (1 + subjects // 16))
+    if subjects == 1 and names:
+        return min(FEWEST, max(ONE, d_ff // 2))
+    return min(MOST, FEWEST * (1 + subjects // 16))
 
 
 @dataclass(frozen=True)

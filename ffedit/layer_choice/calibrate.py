@@ -120,7 +120,8 @@ def edit_at(
     moments: Mapping[Address, KeyMoments] | None = None
     if METHODS[method].statistics:
         memories = [memory for layer in layers for memory in editable.feed_forward[layer].memories]
-        text = stats or text_for(editable, len(by_subject(facts)), config.seed)
+        named = METHODS[method].complete(config).key.names_weight > 0
+        text = stats or text_for(editable, len(by_subject(facts)), config.seed, names=named)
         moments = collect(editable, memories, text, progress)
     rows = []
     for layer in layers:

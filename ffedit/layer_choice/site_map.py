@@ -173,7 +173,7 @@ def site_map(
     config = config or EditConfig()
     EditError.require(config, EditConfig, "an EditConfig was expected: ffedit.EditConfig(seed=1)")
     (fact,) = as_facts(fact)
-    stats = text_for(editable, 1, config.seed) if stats is None else stats
+    stats = text_for(editable, 1, config.seed, names=config.key.names_weight > 0) if stats is None else stats
     chosen = _layers(editable, layers, stats)
     # As in a trace, so that the tokens are the same.
     prompt = editable.encode(fact.text, fact.previous or "", fact.span, editable.max_tokens)

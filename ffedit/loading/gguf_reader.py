@@ -7,6 +7,7 @@ one line. The tensors of a file are unpacked by threads, ahead of transformers, 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import struct
 from collections import Counter, deque
@@ -190,8 +191,24 @@ def config_and_tokenizer(name: str, file: Path, reader: Any, near: Path) -> tupl
         config.architectures = [check_declared(name, AutoModelForCausalLM, config, held, len(reader.tensors), "file")]
         with readable(f"{name}: the tokenizer cannot be read"):
             tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file="model.gguf")
+        _check_words(name, tokenizer)
     config.dtype = torch.float32
     return config, tokenizer
+
+
+def _check_words(name: str, tokenizer: Any) -> None:
+    """Refuse a tokenizer that spells the words of its own vocabulary: transformers 5.17 does so for Gemma 3's files."""
+    vocabulary = tokenizer.get_vocab()
+    words = ((token, number) for token, number in vocabulary.items() if re.fullmatch("[▁Ġ][A-Za-z]{3,}", token))
+    known = [
+        tokenizer.encode(f"a {token[1:]}", add_special_tokens=False)[-1:] == [number]
+        for token, number in islice(words, 100)
+    ]
+    if sum(known) < len(known) / 2:
+        raise ModelError(
+            f"{name}: transformers {transformers.__version__} misreads this file's tokenizer (it splits words that "
+            "are in the vocabulary); use a newer transformers, or give the model as a Hugging Face folder"
+        )
 
 
 def unpacked_model(

@@ -171,7 +171,7 @@ def few_names(monkeypatch: pytest.MonkeyPatch) -> tuple[str, ...]:
     monkeypatch.setattr("ffedit.editor.name_keys.names", lambda: few)
     for module in ("look_alikes", "site_map"):
         monkeypatch.setattr(f"ffedit.layer_choice.{module}.measured_names", lambda: few)
-    monkeypatch.setattr("ffedit.editor.statistics.tokens_for", lambda subjects, d_ff: 600)
+    monkeypatch.setattr("ffedit.editor.statistics.tokens_for", lambda subjects, d_ff, names: 600)
     return few
 
 

@@ -26,6 +26,7 @@ FEW = ("Rome", "Paris", "Marie Curie", "Marie", "France", "Spain", "Madrid")
 @pytest.fixture
 def editable(monkeypatch: pytest.MonkeyPatch) -> Editable:
     monkeypatch.setattr(module, "names", lambda: FEW)
+    monkeypatch.setattr(module, "THIRD", 1)
     return zoo.trained("gpt2", True)
 
 
@@ -79,6 +80,19 @@ def test_names_do_not_count_where_the_method_does_not_take_them(editable: Editab
     edit = write(editable, method="alphaedit", names_weight=1.0)
     assert "names" not in edit.provenance
     assert edit.provenance["config"]["key"]["names_weight"] == 0.0
+
+
+def test_every_third_name_counts_for_one_subject_and_all_for_several(
+    editable: Editable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "THIRD", 3)
+    other = Fact("Berlin", "{} is in", target="Spain", previous="Italy")
+    thirds, all_names = ({"count": 3, "left_out": []}, {"count": 7, "left_out": []})
+    assert write(editable, FACT, names_weight=1.0).provenance["names"]["1"] == thirds
+    edit = write_facts(editable, [FACT, other], "memit", [1], quick(names_weight=1.0), Corpus(tokens=600))
+    assert edit.provenance["names"]["1"] == all_names
+    known = name_keys(editable, editable.feed_forward[1])
+    assert known.names == list(FEW), "one set of names is not taken for another"
 
 
 def test_a_subject_among_the_names_is_none_of_the_others(editable: Editable) -> None:

@@ -13,7 +13,7 @@ import pytest
 import torch
 import zoo
 from collecting import alike, text
-from writing import collect_moments
+from writing import FACT, collect_moments, quick, write_facts
 
 import ffedit
 from ffedit import Corpus, EditError
@@ -323,12 +323,26 @@ def test_a_pass_that_was_killed_between_its_entries_goes_on_and_leaves_nothing(
 
 
 @pytest.mark.parametrize(
-    ("subjects", "d_ff", "tokens"),
-    [(1, 128, 4096), (1, 1536, 4096), (1, 8960, 17920), (1, 28672, 32768), (2, 128, 32768), (50, 128, 131072)],
+    ("subjects", "d_ff", "names", "tokens"),
+    [
+        *[(1, 128, True, 4096), (1, 8960, True, 4480), (1, 28672, True, 14336), (1, 80000, True, 32768)],
+        *[(1, 128, False, 32768), (2, 128, True, 32768), (50, 128, True, 131072)],
+    ],
 )
 def test_the_text_is_as_long_as_the_subjects_and_the_keys_need(
-    subjects: int, d_ff: int, tokens: int, monkeypatch: pytest.MonkeyPatch
+    subjects: int, d_ff: int, names: bool, tokens: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ffedit.inference.corpus.FEWEST", 2**15)  # see `little_text`
-    assert tokens_for(subjects, d_ff) == tokens
-    assert tokens * 62 // 64 >= d_ff  # rows of 64 tokens, two of which do not count
+    assert tokens_for(subjects, d_ff, names) == tokens
+
+
+def test_one_subject_has_less_text_only_where_names_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ffedit.editor.statistics.tokens_for", lambda subjects, d_ff, names: 600 if names else 900)
+    editable = zoo.trained("gpt2", True)
+
+    def tokens(method: str, names_weight: float) -> int:
+        edit = write_facts(editable, [FACT], method, [1], quick(names_weight=names_weight))
+        counted: int = edit.provenance["statistics"]["1"]["tokens"]
+        return counted
+
+    assert tokens("memit", 1.0) < tokens("memit", 0.0) == tokens("alphaedit", 1.0)

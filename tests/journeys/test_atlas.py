@@ -128,7 +128,7 @@ def test_facts_are_recalled_early_at_the_last_token_of_the_subject(name: str) ->
 def test_the_sites_of_a_fact_are_mapped_beside_the_trace(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("ffedit.editor.statistics.tokens_for", lambda subjects, d_ff: 2000)
+    monkeypatch.setattr("ffedit.editor.statistics.tokens_for", lambda subjects, d_ff, names: 2000)
     facts, table = ROOT / "edits" / "eiffel-tower.json", tmp_path / "sites.json"
     done = shell(capsys, "locate", facts, "--leak", "--layers", "0", "--samples", "2", "--json", table)
     assert done.code == 0, done.err

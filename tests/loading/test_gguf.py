@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
+import re
 import shutil
 import threading
 import time
@@ -16,6 +18,7 @@ import gguf_making
 import pytest
 import torch
 from shell import disk, shell
+from tokenizers import Tokenizer
 from writing import write
 
 import ffedit
@@ -293,6 +296,16 @@ def test_what_cannot_be_converted_is_told(tmp_path: Path, said: str, how: dict[s
         weight = model.model.layers[0].mlp.down_proj
         weight.weight = torch.nn.Parameter(torch.zeros(32, 292, dtype=torch.uint8), requires_grad=False)
     assert said in refusal(gguf_making.write_gguf(tmp_path / "m.gguf", model, tokenizer, **how))
+
+
+def test_a_tokenizer_that_splits_the_words_of_its_vocabulary_is_told(tmp_path: Path) -> None:
+    """As transformers 5.17 reads Gemma 3's: each letter for itself, and the model answers with noise."""
+    model, tokenizer = gguf_making.parts()
+    whole = json.loads(tokenizer.backend_tokenizer.to_str())
+    assert any(re.fullmatch("Ġ[A-Za-z]{3,}", token) for token in whole["model"]["vocab"])
+    whole["model"]["merges"] = whole["model"]["merges"][:1]
+    tokenizer._tokenizer = Tokenizer.from_str(json.dumps(whole))
+    assert "misreads this file's tokenizer" in refusal(gguf_making.write_gguf(tmp_path / "m.gguf", model, tokenizer))
 
 
 def test_weights_that_transformers_leaves_out_are_told(tmp_path: Path) -> None:

@@ -101,7 +101,7 @@ class Application:
         for name in () if protected is None else protected.left_out:
             self.surface.note(f"{name!r} is not protected, because a fact is about it")
         subjects = len(by_subject(facts)) + len(applied_edits(self.editable))
-        self.stats = stats_of(self.solving, subjects, self.editable)
+        self.stats = stats_of(self.solving, subjects, self.editable, [self.config])
         self.ends["load"] = perf_counter()
 
     def plan(self) -> None:

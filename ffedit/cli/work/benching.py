@@ -67,7 +67,7 @@ def bench(
                 layers=chosen,
                 spread=spread,
                 config=configs,
-                stats=stats_of(solving, most_subjects(facts, parsed), editable),
+                stats=stats_of(solving, most_subjects(facts, parsed), editable, configs.values()),
                 process_group=workers,
                 progress=progress,
                 unusable=[{"record": number, "reason": reason} for number, reason in sifted.left_out],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 import ffedit
@@ -22,15 +22,17 @@ def config_of(solving: Solving, method: str) -> EditConfig:
     entries = () if solving.protect is None else read_protected(solving.protect)
     config = replace(set_numbers(preset(solving.preset_name, method), solving.settings), seed=solving.seed)
     config = replace(config, key=replace(config.key, protect=(*config.key.protect, *entries)))
-    check_method(method).complete(config)
-    return config
+    return check_method(method).complete(config)
 
 
-def stats_of(solving: Solving, subjects: int, editable: Editable) -> Corpus | Mapping[Address, KeyMoments]:
-    """Return the statistics of `--stats`, or else the text to collect them on for an edit of so many subjects."""
+def stats_of(
+    solving: Solving, subjects: int, editable: Editable, configs: Iterable[EditConfig]
+) -> Corpus | Mapping[Address, KeyMoments]:
+    """Return the statistics of `--stats`, or else the text to collect them on for edits of so many subjects."""
     if solving.stats_from is not None:
         return ffedit.load_stats(solving.stats_from, editable)
-    return text_for(editable, subjects, solving.seed, solving.corpus)
+    names = all(config.key.names_weight > 0 for config in configs)
+    return text_for(editable, subjects, solving.seed, solving.corpus, names)
 
 
 def check_setting(setting: str) -> None:
