@@ -63,9 +63,9 @@ LONGEST = 5.0
 RIDGE = 1e-2
 RIDGES = (1e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1, 1.0)
 # C has converged where endless text would spare other text no more than this share of what an update adds to it.
-# SmolLM2 (layer 8, d_ff 1,536) and Gemma 3 270M (layer 5, d_ff 2,048) are at 0.12 and 0.13 with 4,096 tokens, the
-# default for one subject, and at 0.04 and 0.05 with 32,768. With 1,024 they are at 0.19 and 0.21, and edits score up
-# to .02 lower (docs/scale.md, "Fewer tokens").
+# With the default for one subject SmolLM2 (layer 8, d_ff 1,536) and Gemma 3 270M (layer 5, d_ff 2,048) are at 0.12 and
+# 0.13, Qwen2.5-Coder 1.5B (layer 7, d_ff 8,960) is at 0.21; with 32,768 tokens the first two are at 0.04 and 0.05.
+# Scores of single edits hardly differ (docs/scale.md, "Fewer tokens").
 CONVERGED = 0.15
 # Matrices of d_ff² float64 numbers that computing the ridge holds at once, at most: two halves, two C, factor, copy.
 HELD = 6

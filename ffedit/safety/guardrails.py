@@ -14,7 +14,6 @@ from typing import Any, TypeAlias
 import torch
 from rich.text import Text
 
-from ffedit.algebra.key_moments import CONVERGED
 from ffedit.algebra.linalg import double
 from ffedit.algebra.rounding import lost_in_rounding
 from ffedit.editor.edit import Edit, applied_edits
@@ -90,11 +89,12 @@ class Limits:
     alike: float = 0.95  # cosine between the keys of two subjects, of this edit or of an earlier one in the model
     norm_ratio: float = 3.0  # ‖Δ‖ / ‖W‖ of a layer, divided by the square root of the number of subjects written
     division: float = 0.01  # k*ᵀC⁻¹k* relative to d_ff, its mean over ordinary text; small factors make huge updates
-    # number of keys C was collected from, relative to d_ff. Below 1, C is singular but for its ridge, which alone then
-    # determines what an edit may disturb
-    keys: float = 1.0
-    # share of what the edit adds to other text that C of endless text would spare (`KeyMoments.convergence`)
-    convergence: float = CONVERGED
+    # number of keys C was collected from, relative to d_ff. Below 1, C is singular but for its ridge and the keys of
+    # names; from half on, scores of Qwen2.5-Coder 1.5B lose nothing (docs/scale.md, "Fewer tokens")
+    keys: float = 0.4
+    # share of what the edit adds to other text that C of endless text would spare (`KeyMoments.convergence`); at .21,
+    # scores of the same model lose nothing
+    convergence: float = 0.25
     drift: float = DRIFTED  # KL divergence on generic text, nats per token
     perplexity: float = 1.1  # the factor by which it rises on the same text
     rounding: float = 0.1  # share of Δ (Frobenius norm) that is lost when the weights are rounded

@@ -118,12 +118,13 @@ def test_a_key_that_is_nearly_one_of_ordinary_text() -> None:
 def test_statistics_of_too_little_text() -> None:
     editable = zoo.trained("gpt2", True)
     d_ff = editable.memories[1].d_ff
+    limit = Limits(keys=1.0)
     for tokens, breaks in ((d_ff + 3, False), (d_ff + 2, True)):  # each of three rows begins with a token that is out
         edit = write_facts(editable, [FACT], "emmet", [1], quick(max_delta_norm=0.1), Corpus(tokens=tokens))
         sum_ = collect_moments(editable, editable.memories[1], Corpus(tokens=tokens)).sum
         singular = int(torch.linalg.matrix_rank(sum_, rtol=1e-6, hermitian=True)) < d_ff
         assert singular or not breaks, "what the limit speaks of"
-        found = breaches(editable, edit, report())
+        found = breaches(editable, edit, report(), limit)
         assert [breach.limit for breach in found] == (["keys"] if breaks else [])
         for breach in found:
             assert breach.value == (d_ff - 1) / d_ff and f"{d_ff - 1} keys, 0.99 of d_ff" in breach.words
