@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from ffedit.algebra.linalg import double
 from ffedit.algebra.low_rank import Dense, LowRank, Update
@@ -235,6 +235,16 @@ class Edit(Displayed):
             yield editable
         finally:
             self.undo_(editable)
+
+    def weights(self, editable: Editable) -> dict[KeyValueMemory, nn.Parameter] | None:
+        """Copy the value matrices of a model that the edit is applied to, as parameters of their modules.
+
+        None where there are none, or some are not parameters of their own: of experts, quantised, or offloaded.
+        """
+        memories = [editable.memories[at] for at in self.updates]
+        if not memories or any(memory.quantised or memory.slot is not None or memory.weight.is_meta for memory in memories):
+            return None
+        return {memory: nn.Parameter(memory.weight.detach().clone(), requires_grad=False) for memory in memories}
 
     def check(self, editable: Editable) -> str:
         """Check that the edit may be written into the model; return the fingerprint of its current weights."""

@@ -18,7 +18,7 @@ from ffedit.editor.provenance import agree
 from ffedit.errors import EditError, FactError
 from ffedit.evaluator.drift import GenericText, ReferenceDistributions
 from ffedit.evaluator.formulas import term_weights
-from ffedit.evaluator.generations import Generations, prompt_of, requests, sampled
+from ffedit.evaluator.generations import Generations, finish_together, prompt_of, requests, sampled
 from ffedit.evaluator.metrics import METRICS, Responses, by_kind, measure, moved, says_new, says_true
 from ffedit.evaluator.prompts import Pair, Prompt, questions
 from ffedit.evaluator.report import Report
@@ -39,7 +39,7 @@ PROBE = "The Eiffel Tower, 300 m tall, was BUILT in 1889; it's in Paris.\n東京
 class Evaluation:
     """Prompts of facts, prepared on the unedited model, that can be run on any state of it any number of times.
 
-    The scores of the unedited model are in `before`.
+    The scores of the unedited model are in `before`, those with an `edit` in `after`.
 
     Args:
         editable: the unedited model.
@@ -50,6 +50,7 @@ class Evaluation:
         only: indices of the facts to evaluate, a share for one of several processes; None for all.
         budget: padded tokens in a batch.
         weights: `reference_weights` of a whole data set; None for those of `facts`.
+        edit: an edit to be measured at once: both states generate in the same steps, which takes half as long.
 
     Raises:
         FactError: a prompt or object does not fit the tokenizer or the model.
@@ -65,6 +66,7 @@ class Evaluation:
         only: Sequence[int] | None = None,
         budget: int = TOKENS,
         weights: Mapping[str, float] | None = None,
+        edit: Edit | None = None,
     ) -> None:
         if not facts:
             raise FactError("no facts to evaluate; give at least one")
@@ -76,8 +78,10 @@ class Evaluation:
         neighbors = [prompt_of(pair.true) for q in prompts for pair in q.neighbors]
         vocabulary = editable.model.config.get_text_config().vocab_size
         self._reference = ReferenceDistributions(neighbors, vocabulary, sum(len(fact.neighbors) for fact in facts))
-        self._before = self._ask(editable, indices, first=True)
+        self._before = self._ask(editable, indices, first=True, finish=edit is None)
+        after = None if edit is None else self._ask_with(edit, indices)
         self.before = self._score(self._before, indices)
+        self.after = None if after is None else self._score(after, indices)
 
     def scores(self, editable: Editable | None = None, only: Sequence[int] | None = None) -> tuple[FactScores, ...]:
         """Run all prompts on the model in its current state and return the scores of each fact.
@@ -102,7 +106,18 @@ class Evaluation:
             scored.append(FactScores(q.fact, scores, generations.begun(q.own.new), kinds, left_out, asked))
         return tuple(scored)
 
-    def _ask(self, editable: Editable, indices: Sequence[int], first: bool = False) -> Responses:
+    def _ask_with(self, edit: Edit, indices: Sequence[int]) -> Responses:
+        """Run all prompts on the model with `edit`, and finish what it says with it and without."""
+        with edit.applied(self.editable):
+            weights = edit.weights(self.editable)
+            after = self._ask(self.editable, indices, finish=weights is None)
+        if weights is None:
+            self._before.generations.finish()
+        else:
+            finish_together(self._before.generations, after.generations, weights)
+        return after
+
+    def _ask(self, editable: Editable, indices: Sequence[int], first: bool = False, finish: bool = True) -> Responses:
         prompts = [self._questions[i] for i in indices]
         divergences: dict[Context, float] = {}
 
@@ -116,7 +131,10 @@ class Evaluation:
         generations = Generations(editable, (request for q in prompts for request in requests(q, kinds)))
         watched, follow = self._reference.contexts, generations.follow
         answers = ask(editable, texts, self._budget, generations.closed, watched, listen, follow, self._progress)
-        generations.finish()
+        if finish:
+            generations.finish()
+        else:
+            generations.begin_rest()
         groups = [q.generation for q in prompts]
         drawn = dict(zip(groups, sampled(editable, groups), strict=True))
         return Responses(answers, generations, divergences, drawn, self._weights)
@@ -193,18 +211,22 @@ def evaluate(
     )
     own = process_group.share(range(len(facts)))
     evaluation = process_group.in_all(
-        lambda: Evaluation(editable, facts, progress, full, own) if own or not facts else None
+        lambda: Evaluation(editable, facts, progress, full, own, edit=edit) if own or not facts else None
     )
     before = _of_all(evaluation.before if evaluation else (), process_group)
     means = mean_scores((fact.scores for fact in before), perplexity=generic.perplexity if generic else None)
     if generic is None or not measured:
         return Report(means, None, before, None, left_out(before))
     with edit.applied(editable) if edit is not None else nullcontext():
-        scores = process_group.in_all(lambda: evaluation.scores(edited) if evaluation else ())
+        scores = process_group.in_all(lambda: _after(evaluation, edited) if evaluation else ())
         after = _of_all(scores, process_group)
         drift, perplexity = process_group.in_all(partial(generic.measure, edited))
     changed = mean_scores((fact.scores for fact in after), drift=drift, perplexity=perplexity)
     return Report(means, changed, before, after, left_out(before, generic.drift_rows))
+
+
+def _after(evaluation: Evaluation, edited: Editable | None) -> tuple[FactScores, ...]:
+    return evaluation.scores(edited) if evaluation.after is None else evaluation.after
 
 
 def _of_all(own: tuple[FactScores, ...], group: ProcessGroup) -> tuple[FactScores, ...]:

@@ -15,13 +15,15 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
 from itertools import chain, takewhile
+from types import MappingProxyType
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ffedit.errors import ModelError
 from ffedit.evaluator.formulas import degenerate, exact_match, generation_entropy
@@ -32,6 +34,8 @@ from ffedit.inference.contexts import NO_MEMORY, Context, Pass
 from ffedit.inference.generation import Intervention, continue_from, until, untouched, words
 from ffedit.inference.past import Prefix
 from ffedit.model.editable import Editable
+from ffedit.model.hooks import other_weight
+from ffedit.model.memory import KeyValueMemory
 from ffedit.model.tokenization import Encoded, decode
 
 # Tokens of an answer that are shown in reports, and of the texts in which repetition is looked for.
@@ -136,6 +140,10 @@ class Generations:
         """
         for count, waiting in self._waiting.items():
             self._go_on(waiting, count)
+        self.begin_rest(intervene)
+
+    def begin_rest(self, intervene: Intervention = untouched) -> None:
+        """Continue the prompts of which no pass left keys and values, with `intervene` as for `finish`."""
         rest: dict[int, list[Context]] = defaultdict(list)
         for prompt in self._requests:
             if prompt not in self._said and (count := self._begin(prompt)):
@@ -158,17 +166,8 @@ class Generations:
 
     def _go_on(self, waiting: list[tuple[Context, Prefix]], count: int) -> None:
         """Continue the prompts that wait to `count` tokens."""
-
-        def said(rows: Sequence[tuple[Context, Prefix]]) -> list[list[int]]:
-            first = torch.tensor([self._said[prompt][:1] for prompt, _ in rows])
-            prefixes = [prefix for _, prefix in rows]
-            new = continue_from(self._editable, prefixes, first, count, ends=self._stops)
-            return until(new.tolist(), self._stops)
-
-        if waiting:
-            every = chain.from_iterable(split_on_oom(said, waiting, ModelError(NO_MEMORY)))
-            self._said |= {prompt: tuple(ids) for (prompt, _), ids in zip(waiting, every, strict=True)}
-            waiting.clear()
+        _go_on([(self, *each) for each in waiting], count)
+        waiting.clear()
 
     def _ends(self, text: Encoded) -> list[Context]:
         """Return the contexts of the tokens of an answer, and of the one behind it where that is needed."""
@@ -240,6 +239,47 @@ class Generations:
         begun = words(self._editable, said).rstrip("\ufffd")
         names = map(self.answer, (request.text, *request.others))
         return not request.least and not any(name.startswith(begun) for name in names)
+
+
+def finish_together(plain: Generations, edited: Generations, weights: Mapping[KeyValueMemory, nn.Parameter]) -> None:
+    """Finish what a model says as it is, and with an edit whose value matrices are `weights`, in the same steps.
+
+    A step takes as long for twice as many rows: it reads all weights. `edited` followed passes of the edited model, as
+    `plain` did of the model itself, and neither left prompts to `begin_rest`.
+    """
+    for count in sorted({*plain._waiting, *edited._waiting}):
+        waiting = [(own, *each) for own in (plain, edited) for each in own._waiting.pop(count, ())]
+        _go_on(waiting, count, edited, weights)
+
+
+def _go_on(
+    waiting: Sequence[tuple[Generations, Context, Prefix]],
+    count: int,
+    edited: Generations | None = None,
+    weights: Mapping[KeyValueMemory, nn.Parameter] = MappingProxyType({}),
+) -> None:
+    """Continue prompts of one or two states of a model to `count` tokens; `weights` act in the rows of `edited`."""
+
+    def said(rows: Sequence[tuple[Generations, Context, Prefix]]) -> list[list[int]]:
+        first = torch.tensor([own._said[prompt][:1] for own, prompt, _ in rows])
+        changed = torch.tensor([own is edited for own, *_ in rows])
+
+        @contextmanager
+        def step_of(going: Tensor) -> Iterator[None]:
+            with ExitStack() as stack:
+                for memory, weight in weights.items() if bool(changed[going].any()) else ():
+                    stack.enter_context(other_weight(memory.module, memory.own, weight, changed[going]))
+                yield
+
+        state = rows[0][0]
+        new = continue_from(
+            state._editable, [prefix for *_, prefix in rows], first, count, ends=state._stops, step_of=step_of
+        )
+        return until(new.tolist(), state._stops)
+
+    every = chain.from_iterable(split_on_oom(said, waiting, ModelError(NO_MEMORY))) if waiting else ()
+    for (own, prompt, _), ids in zip(waiting, every, strict=True):
+        own._said[prompt] = tuple(ids)
 
 
 def prompt_of(text: Encoded) -> Context:

@@ -1,9 +1,8 @@
 """Log-probabilities of given answers, and the model's own continuations.
 
 Probabilities are of the whole answer: the sum over its tokens of log p, in nats, in float32 or better. Free
-continuations are greedy, to the end of the text or turn; or drawn: with a generator, or with numbers given for each
-prompt, so that a prompt's draw does not depend on the other prompts. Where there is no memory for a single text, a
-ModelError is raised.
+continuations are greedy, to the end of the text or turn; or drawn, with numbers given for each prompt, so that the draw
+of one does not depend on the others. Where there is no memory for a single text, a ModelError is raised.
 """
 
 from __future__ import annotations
@@ -141,16 +140,16 @@ def greedy(logits: Tensor, step: int) -> Tensor:
     return logits.argmax(-1, keepdim=True).cpu()
 
 
-def drawn(generator: torch.Generator, rows: Sequence[int], count: int) -> Chooser:
-    """Draw from the whole distribution, with a generator on the CPU, for some `rows` of a batch of `count`.
-
-    Each row draws what it draws where all are in one batch: the numbers of the others are drawn, too, and not used.
-    """
+def drawn(numbers: Tensor) -> Chooser:
+    """Draw from the whole distribution, by each row's own `numbers` [n, steps], uniform in 0 to 1."""
 
     def choose(logits: Tensor, step: int) -> Tensor:
-        odds = logits.new_ones(count, logits.shape[-1], dtype=torch.float32, device="cpu")
-        odds[list(rows)] = logits.float().softmax(-1).cpu()
-        return torch.multinomial(odds, 1, generator=generator)[list(rows)]
+        chosen = []
+        # Row by row, which takes less memory; on the CPU, where a sum has the same bits each time.
+        for row, number in zip(logits, numbers[:, step], strict=True):
+            passed = double(row.float().softmax(-1).cpu()).cumsum(-1)
+            chosen.append(torch.searchsorted(passed, number * passed[-1:], right=True))
+        return torch.stack(chosen)
 
     return choose
 
@@ -171,35 +170,33 @@ def continuations(
     editable: Editable,
     prompts: Sequence[Sequence[int]],
     count: int,
-    generator: torch.Generator | None = None,
     numbers: Tensor | None = None,
-    top: int = 1,
+    top: int | None = None,
     intervene: Intervention = untouched,
 ) -> list[list[int]]:
     """Return the next `count` token ids of each prompt.
 
-    Greedy, with fewer tokens where the text or turn ends: up to that end, which is among them. Or drawn from the whole
-    distribution with `generator`, or from the `top` likeliest tokens by `numbers` [prompts, count], uniform in 0 to 1
-    (both on the CPU); these do not stop at an end.
+    Greedy, with fewer tokens where the text or turn ends: up to that end, which is among them. Or drawn by `numbers`
+    [prompts, count], float64, uniform in 0 to 1, on the CPU: from the `top` likeliest tokens, or from all; these do not
+    stop at an end.
 
     Prompts of different lengths share a batch where the model allows it (`Editable.ragged`), padded on the left and
-    masked. Where not, and with `generator`, whose numbers go to the prompts in turn, only those of one length do. Fewer
-    tokens come where the model's context ends. Where memory fails, batches are smaller, with the same result.
+    masked; where not, only those of one length do. Fewer tokens come where the model's context ends. Where memory
+    fails, batches are smaller, with the same result.
 
     What `intervene` changes in the passes over the prompts themselves, the continuation sees: it goes on from the keys
     and values that these left, or, where there are none, each of its steps is such a pass.
     """
     lengths = [len(ids) for ids in prompts]
-    mixed = editable.ragged and generator is None
     groups: dict[int, list[int]] = defaultdict(list)
     for i, length in enumerate(lengths):
-        groups[0 if mixed and length + count <= editable.max_tokens else length].append(i)
+        groups[0 if editable.ragged and length + count <= editable.max_tokens else length].append(i)
     result: list[list[int]] = [[] for _ in prompts]
     for members in groups.values():
         for batch in batches([lengths[i] + count for i in members], TOKENS, (1 + count) * BATCH_COST):
             rows = [members[i] for i in batch]
             own = None if numbers is None else numbers[rows]
-            said = _said(editable, [prompts[i] for i in rows], count, generator, own, top, intervene)
+            said = _said(editable, [prompts[i] for i in rows], count, own, top, intervene)
             for row, new in zip(rows, said, strict=True):
                 result[row] = new
     return result
@@ -209,21 +206,16 @@ def _said(
     editable: Editable,
     prompts: Sequence[Sequence[int]],
     count: int,
-    generator: torch.Generator | None,
     numbers: Tensor | None,
-    top: int,
+    top: int | None,
     intervene: Intervention,
 ) -> Iterator[list[int]]:
     """Return the continuations of one batch, in parts where memory fails; arguments as of `continuations`."""
-    state = None if generator is None else generator.get_state()
 
     def continue_rows(rows: Sequence[int]) -> list[list[int]]:
         choose: Chooser = greedy
         if numbers is not None:
-            choose = drawn_of_top(numbers[list(rows)], top)
-        elif generator is not None and state is not None:
-            generator.set_state(state)
-            choose = drawn(generator, rows, len(prompts))
+            choose = drawn(numbers[list(rows)]) if top is None else drawn_of_top(numbers[list(rows)], top)
         ends: Collection[int] = editable.ends if choose is greedy else ()
         own = [prompts[i] for i in rows]
         return until(_continue(editable, own, count, choose, ends, intervene).tolist(), ends)
@@ -288,6 +280,7 @@ def continue_from(
     count: int,
     choose: Chooser = greedy,
     ends: Collection[int] = (),
+    step_of: Callable[[Tensor], AbstractContextManager[object]] = nullcontext,
 ) -> Tensor:
     """Return `count` next tokens of n rows that were run, [n, count], the first of which are known.
 
@@ -298,6 +291,7 @@ def continue_from(
         count: number of tokens; there is room for them in the model's context.
         choose: chooses each next token, of the rows that go on.
         ends: tokens after which a row does not go on: the rest of its tokens are that one again.
+        step_of: makes a context manager for a step of the model, from the numbers of the rows that go on.
     """
     lengths = torch.tensor([len(prefix) for prefix in prefixes])
     width, cache = int(lengths.max()), cache_of(aligned(prefixes))
@@ -311,7 +305,8 @@ def continue_from(
             rows, lengths = rows[~ended], lengths[~ended]
         # The tokens that were added fill their columns in every row.
         inputs = {"cache": cache, "use_cache": True, **inputs_after(editable, lengths + step - 1, width + step - 1, 1)}
-        logits = replay.logits_at(editable, new[rows, step - 1 : step], inputs, _last(len(rows)))
+        with step_of(rows):
+            logits = replay.logits_at(editable, new[rows, step - 1 : step], inputs, _last(len(rows)))
         new[rows, step:] = choose(logits, step)
     return new
 

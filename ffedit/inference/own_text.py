@@ -79,10 +79,8 @@ def own_text(
 def _drawn(editable: Editable, rows: int, length: int, seed: int, top: int | None) -> list[list[int]]:
     generator = torch.Generator().manual_seed(seed)
     prompts, begins = _beginnings(editable, rows, generator, top is not None)
-    if top is None:
-        said = continuations(editable, prompts, length, generator)
-    else:
-        said = continuations(editable, prompts, length, numbers=torch.rand(rows, length, generator=generator), top=top)
+    numbers = torch.rand(rows, length, dtype=torch.float64, generator=generator)
+    said = continuations(editable, prompts, length, numbers, top)
     first = begins - len(editable.start_tokens)
     return [[*prompt, *new][first : first + length] for prompt, new in zip(prompts, said, strict=True)]
 

@@ -42,7 +42,7 @@ from ffedit.progress import Progress, silent
 # Long enough for local statistics, short enough for any memory, whatever the model's maximum position is.
 ROW_TOKENS = 64
 # Version of how text is sampled (`own_text`): what was kept of another version is ignored.
-SAMPLING = 2
+SAMPLING = 3
 # Text is tokenised in pieces of about this many characters, and no longer line than this is held in memory.
 PIECE = 2**15
 # Tokens that identify a text by its beginning, whatever its length.

@@ -178,6 +178,28 @@ def replace_forward(module: nn.Module, forward: Callable[..., Any]) -> Iterator[
 
 
 @contextmanager
+def other_weight(module: nn.Module, name: str, weight: nn.Parameter, rows: Tensor) -> Iterator[None]:
+    """Make `module` compute some of the `rows` that it receives, [n] of bool, with `weight` as its parameter `name`.
+
+    It receives one vector for each row: [n, 1, d], [n, d] or [1, n, d].
+    """
+
+    def hook(_: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
+        given, changed = args[0].reshape(len(rows), -1), output.reshape(len(rows), -1).clone()
+        own = getattr(module, name)
+        setattr(module, name, weight)
+        try:
+            changed[rows] = module.forward(given[rows])  # not the module, whose hooks have run
+        finally:
+            setattr(module, name, own)
+        return changed.view(output.shape)
+
+    rows = rows.to(weight.device)
+    with module.register_forward_hook(hook):
+        yield
+
+
+@contextmanager
 def eval_mode(model: nn.Module) -> Iterator[None]:
     """Run `model` as in evaluation: no dropout, and its modules eagerly where `torch.compile` would fuse them.
 

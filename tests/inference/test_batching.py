@@ -17,6 +17,7 @@ from writing import CORPUS, FACT, SECOND, quick
 
 import ffedit
 from ffedit import EditError, ModelError
+from ffedit.algebra.key_moments import RIDGES, second_moment
 from ffedit.editor import key as editor_key
 from ffedit.editor.key import build_prompts, read_keys
 from ffedit.editor.statistics import collect
@@ -104,14 +105,14 @@ def test_one_item_that_does_not_fit_is_said_and_other_errors_are_not_hidden() ->
 PROMPTS = [[3, 4, 5], [14, 15, 9], [7, 3, 3], [2, 21, 5], [9, 9, 4], [1, 2], [6]]
 
 
-def drawn(editable: Editable, how: str) -> list[list[list[int]]]:
-    """What is said twice after `PROMPTS`; the second time, a generator goes on."""
-    generator = torch.Generator().manual_seed(4) if how == "generator" else None
-    numbers = None if how != "numbers" else torch.rand(len(PROMPTS), 6, generator=torch.Generator().manual_seed(1))
-    return [generation.continuations(editable, PROMPTS, 6, generator, numbers, top=5) for _ in range(2)]
+def drawn(editable: Editable, how: str) -> list[list[int]]:
+    """What is said after `PROMPTS`: the likeliest, or drawn of all tokens, or of the five likeliest."""
+    numbers = torch.rand(len(PROMPTS), 6, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    top = 5 if how == "drawn of five" else None
+    return generation.continuations(editable, PROMPTS, 6, None if how == "greedy" else numbers, top)
 
 
-@pytest.mark.parametrize("how", ["greedy", "generator", "numbers"])
+@pytest.mark.parametrize("how", ["greedy", "drawn", "drawn of five"])
 @pytest.mark.parametrize("most", [1, 2, 4])
 def test_generations_are_the_same_in_smaller_batches(how: str, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     editable, asked = zoo.trained("gpt2", True, torch.float64), []
@@ -299,7 +300,10 @@ def test_statistics_are_the_same_in_smaller_batches(
     for at in (Address(0), Address(2)):
         torch.testing.assert_close(found[at].sum, expected[at].sum, rtol=1e-5, atol=1e-5)
         assert found[at].count == expected[at].count == CORPUS.tokens
-        assert float((found[at].C - expected[at].C).norm()) < 1e-6 * float(expected[at].C.norm())
+        # The keys that the ridge is measured at are of the rows that pass first: it may be another by one step.
+        assert abs(RIDGES.index(found[at].ridge) - RIDGES.index(expected[at].ridge)) <= 1
+        C = second_moment(found[at].sum, CORPUS.tokens, expected[at].ridge)
+        assert float((C - expected[at].C).norm()) < 1e-6 * float(expected[at].C.norm())
 
 
 def test_no_memory_for_a_single_row_of_statistics_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

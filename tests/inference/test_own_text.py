@@ -64,7 +64,8 @@ def test_sampled_text_follows_the_token_between_documents_and_leaves_it_out(prom
     assert editable.tokenizer.bos_token_id is None and editable.tokenizer.eos_token_id == 1
     rows = own_text(editable, 4, 8, seed=5)
     assert prompts == [[1]] * 4
-    said = own.continuations(editable, [[1]] * 4, 8, torch.Generator().manual_seed(5))
+    numbers = torch.rand(4, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
+    said = own.continuations(editable, [[1]] * 4, 8, numbers)
     assert rows == said
 
 

@@ -244,12 +244,22 @@ def test_sampled_continuations_repeat_with_the_seed_and_only_with_it() -> None:
     editable = zoo.shared("llama")
 
     def drawn(seed: int) -> list[list[int]]:
-        return generation.continuations(editable, [[3], [14, 15], [9]], 10, torch.Generator().manual_seed(seed))
+        numbers = torch.rand(3, 10, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+        return generation.continuations(editable, [[3], [14, 15], [9]], 10, numbers)
 
     torch.manual_seed(0)
     first = drawn(1)
     torch.manual_seed(9)
     assert drawn(1) == first != drawn(2)
+
+
+def test_tokens_are_drawn_as_often_as_they_are_likely() -> None:
+    """By evenly spaced numbers, as often as their probability says, to one draw; the impossible are never drawn."""
+    logits = torch.tensor([-torch.inf, 1.0, 0.0, 2.0, -torch.inf])
+    numbers = (torch.arange(1000, dtype=torch.float64) / 1000)[:, None]
+    chosen = generation.drawn(numbers)(logits.expand(1000, 5), 0)
+    counts = torch.bincount(chosen[:, 0], minlength=5)
+    assert chosen.shape == (1000, 1) and (counts - 1000 * logits.softmax(0)).abs().max() <= 1
 
 
 @pytest.mark.parametrize(
