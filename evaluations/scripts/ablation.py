@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import click
 from common import DATA_FOLDER
@@ -27,6 +28,7 @@ from one_by_one import FOUR, Examiner, columns_of, facts_done, facts_in, interva
 import ffedit
 from ffedit import EditConfig, Fact
 from ffedit.benchmark.settings import held_out
+from ffedit.editor import name_keys
 from ffedit.editor.methods import preset, set_number
 from ffedit.evaluator import generations
 from ffedit.files.resuming import Journal, read_journal
@@ -48,8 +50,8 @@ MODELS = {
     "gemma3-270m": Model("gemma-counterfact.json", 100),
     "qwen2.5-1.5b": Model("qwen-counterfact.json", 40, "bfloat16"),
 }
-# What is exchanged: dotted names of numbers, "method", "preset", "spread", the number of layers that share an edit, or
-# "tokens", of the text of the key statistics.
+# What is exchanged: dotted names of numbers, "method", "preset", "spread", the number of layers that share an edit,
+# "tokens", of the text of the key statistics, or "names": every so many-th name counts.
 VARIANTS: dict[str, dict[str, Any]] = {
     "default": {},
     "- contexts": {"prompts.contexts": 0},
@@ -73,7 +75,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     },
     "published": {"method": "rome", "preset": ("paper", "rome")},
 }
-OTHER = {"method", "preset", "spread", "tokens"}
+OTHER = {"method", "preset", "spread", "tokens", "names"}
 SHOWN = (*FOUR, "harmonic", "efficacy", "paraphrase", "specificity", "processor_seconds")
 
 
@@ -136,9 +138,11 @@ def run(
             settings = {"variant": variant, "model": name, "dtype": dtype or model.dtype, "layer": at}
             settings |= {**variants[variant], "config": config.to_dict()}
             journal = Journal(place_of(out, name, variant), settings)
-            for fact in facts:
-                if name_of(fact) not in facts_done(journal):
-                    edit_one(examiner, fact, variants[variant].get("method", "memit"), layers, config, stats, journal)
+            with patch.object(name_keys, "THIRD", variants[variant].get("names", name_keys.THIRD)):
+                for fact in facts:
+                    if name_of(fact) not in facts_done(journal):
+                        method = variants[variant].get("method", "memit")
+                        edit_one(examiner, fact, method, layers, config, stats, journal)
             columns = columns_of(journal.lines, [line["fact"] for line in journal.lines])
             print(name, variant, len(journal.lines), *(f"{n} {shown(interval(columns, n))}" for n in SHOWN), flush=True)
 

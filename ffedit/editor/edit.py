@@ -242,7 +242,8 @@ class Edit(Displayed):
         None where there are none, or some are not parameters of their own: of experts, quantised, or offloaded.
         """
         memories = [editable.memories[at] for at in self.updates]
-        if not memories or any(memory.quantised or memory.slot is not None or memory.weight.is_meta for memory in memories):
+        shared = (memory.quantised or memory.slot is not None or memory.weight.is_meta for memory in memories)
+        if not memories or any(shared):
             return None
         return {memory: nn.Parameter(memory.weight.detach().clone(), requires_grad=False) for memory in memories}
 
