@@ -8,11 +8,16 @@ Whole distributions are large (of 5,000 neighbors and 50,000 tokens, 1 GB): drif
 with a seed, as fit into `TEXT_BYTES`; beyond about `NEIGHBOR_BYTES`, a sample of the neighbors is kept, and divergence
 is measured on these only. Membership in that sample depends on a neighbor's own tokens alone, so that several processes
 draw the same one.
+
+Of sampled text, which is the same for each edit, the states behind the last layer are kept in the cache, and give the
+distributions of the unedited model by one product; those that enter the edited layer, too, and the edited model runs
+from there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from random import Random
@@ -22,12 +27,15 @@ from torch import Tensor
 
 from ffedit.errors import EditError, ModelError
 from ffedit.evaluator.formulas import divergence, perplexity
+from ffedit.files import cache
+from ffedit.files.resuming import load_state, save_state
 from ffedit.inference import replay
 from ffedit.inference.batching import batches, split_on_oom
 from ffedit.inference.contexts import NO_MEMORY, Context
 from ffedit.inference.generation import log_softmax
 from ffedit.inference.own_text import own_text
 from ffedit.model.editable import Editable
+from ffedit.model.fingerprint import fingerprint
 from ffedit.model.tokenization import plain_ids
 
 # For the text that the model samples; differs from every seed that an edit uses.
@@ -42,7 +50,8 @@ TEXT_BYTES, NEIGHBOR_BYTES = 2**28, 2**30
 class GenericText:
     """Text to measure drift and perplexity on, with the unedited model's next-token distributions on it.
 
-    Of a text file, or without `path` of text that the model samples; the distributions take at most `most` bytes.
+    Of a text file, or without `path` of text that the model samples; the distributions take at most `most` bytes. With
+    `layer`, whatever is measured later on this model differs from it in this layer and above only.
 
     Attributes:
         rows: token ids, rows of equal length, each begun with the model's `start_tokens`.
@@ -53,8 +62,13 @@ class GenericText:
         EditError: the file cannot be read, or is too short.
     """
 
-    def __init__(self, editable: Editable, path: str | Path | None = None, most: int = TEXT_BYTES) -> None:
-        self._editable = editable
+    def __init__(
+        self, editable: Editable, path: str | Path | None = None, most: int = TEXT_BYTES, layer: int | None = None
+    ) -> None:
+        self._editable, self._layer = editable, layer if path is None else None
+        # By row: the states that enter the layer and those that leave the last one, [2, tokens, d_model].
+        self._states: dict[int, Tensor] = {}
+        self._measured = False
         if path is None:
             self.rows = own_text(editable, DRIFT_ROWS, min(DRIFT_TOKENS, editable.max_tokens), DRIFT_SEED)
         else:
@@ -65,7 +79,32 @@ class GenericText:
         self._compared = set(range(count) if few else Random(DRIFT_SEED).sample(range(count), most_rows))
         self.drift_rows = len(self._compared), count
         self._reference: dict[int, Tensor] = {}
+        kept = self._kept()
+        recalled = kept is not None and self._recall(kept)
         self.perplexity = self.measure()[1]
+        self._measured = True
+        if kept is not None and not recalled:
+            states = torch.stack([self._states[i] for i in range(count)]).cpu()
+            cache.write(kept, partial(save_state, tensors={"states": states}, values=None))
+
+    def _kept(self) -> Path | None:
+        """Return the file of the states of the unedited model; None where none are kept."""
+        weights = fingerprint(self._editable)
+        if self._layer is None or self._editable.history.base not in (None, weights):
+            return None
+        about = repr((weights, self.rows, self._layer, str(self._editable.model.dtype)))
+        return cache.path("states", sha256(about.encode()).hexdigest()[:24], ".safetensors")
+
+    def _recall(self, kept: Path) -> bool:
+        """Take the states that an earlier run kept; return whether there are any."""
+        try:
+            states = load_state(kept, "holds no states")[0]["states"]
+        except (EditError, KeyError):
+            return False
+        if states.shape != (len(self.rows), 2, len(self.rows[0]), self._editable.d_model):
+            return False
+        self._states = dict(enumerate(states))
+        return True
 
     @torch.no_grad()
     def measure(self, editable: Editable | None = None) -> tuple[float, float]:
@@ -77,12 +116,11 @@ class GenericText:
         editable = editable or self._editable
         distances: list[Tensor] = []
         chosen: list[Tensor] = []
-        model, start = editable, len(editable.start_tokens)
+        start = len(editable.start_tokens)
 
         def read(batch: Sequence[int]) -> tuple[Tensor, list[Tensor]]:
             ids = torch.tensor([self.rows[i] for i in batch])
-            reads = torch.cartesian_prod(torch.arange(len(ids)), torch.arange(ids.shape[1]))
-            log_probs = log_softmax(replay.forward(model, ids, reads)).float().view(*ids.shape, -1)
+            log_probs = log_softmax(self._logits(editable, batch, ids)).float().view(*ids.shape, -1)
             following = log_probs[:, :-1].gather(-1, ids[:, 1:, None].to(log_probs.device))
             following = following[:, max(0, start - 1) :].flatten().cpu()
             apart = []
@@ -103,6 +141,20 @@ class GenericText:
                 "a sound checkpoint, or a smaller edit"
             )
         return drift, text
+
+    def _logits(self, editable: Editable, batch: Sequence[int], ids: Tensor) -> Tensor:
+        """Return the logits at all tokens `ids` of some rows, [rows · tokens, vocabulary]."""
+        reads = torch.cartesian_prod(torch.arange(len(ids)), torch.arange(ids.shape[1]))
+        if self._layer is None or editable is not self._editable:
+            return replay.forward(editable, ids, reads)
+        if not all(i in self._states for i in batch):
+            recording = replay.record(editable, ids, reads)
+            states = torch.stack([recording.states[self._layer], recording.states[-1]], 1)
+            self._states.update(zip(batch, states, strict=True))
+            return recording.logits
+        entering, leaving = torch.stack([self._states[i] for i in batch], 1).to(editable.device)
+        layer, states = (self._layer, entering) if self._measured else (len(editable.layers), leaving)
+        return replay.resume_after(editable, [], layer, ids, states, reads)
 
 
 def _rows_of(editable: Editable, path: Path) -> list[list[int]]:

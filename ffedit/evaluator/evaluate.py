@@ -198,7 +198,10 @@ def evaluate(
             raise EditError("one of the two models is asked in its chat template and the other is not; load both alike")
     facts = as_facts(facts)
     measured = edit is not None or edited is not None
-    generic = process_group.in_all(lambda: GenericText(editable, text) if measured or text is not None else None)
+    lowest = None if edit is None else min(edit.layers, default=None)
+    generic = process_group.in_all(
+        lambda: GenericText(editable, text, layer=lowest) if measured or text is not None else None
+    )
     rows = generic.rows if generic is not None and text is not None else None
     agree(
         process_group,
