@@ -49,7 +49,7 @@ from ffedit.model.editable import Editable
 from ffedit.model.feed_forward import FeedForward, Keys
 from ffedit.model.fingerprint import fingerprint
 from ffedit.model.memory import Address, KeyValueMemory
-from ffedit.model.storage import device_of, solve_device
+from ffedit.model.storage import device_of, host_memory, solve_device
 from ffedit.progress import Progress, silent
 
 logger = logging.getLogger(__name__)
@@ -105,6 +105,7 @@ def collect(
     # By all memories: a process that was killed between the first entry and the last goes on with the same pass.
     unfinished = _entry("passes", f"{rules}:{tolerance}:{text}:{sorted(marks.values())}{share}")
     if missing:
+        _check_room(missing)
         ids = sampled(editable, corpus, text, progress) if ids is None else ids
         ids = begin_rows(editable, ids)
 
@@ -432,6 +433,15 @@ def by_layer(editable: Editable, addresses: Iterable[Address]) -> list[FeedForwa
     """Group memories by layer: each layer restricted to its addresses among `addresses`, in ascending order."""
     kept = set(addresses)
     return [editable.feed_forward[layer].only(kept) for layer in sorted({at.layer for at in kept})]
+
+
+def _check_room(memories: Sequence[KeyValueMemory]) -> None:
+    """Refuse, before a text is read, what memory has no room for: all sums, and what the ridge of one layer takes."""
+    needed = 16 * sum(memory.d_ff**2 for memory in memories) + 8 * (HELD - 2) * max(m.d_ff for m in memories) ** 2
+    if (free := host_memory()) < needed:
+        raise EditError(
+            f"{_no_room(memories)} (needed beside the model: {needed / 1e9:.2g} GB of CPU memory; free: {free / 1e9:.2g})"
+        )
 
 
 def _no_room(memories: Sequence[KeyValueMemory]) -> EditError:

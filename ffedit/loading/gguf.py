@@ -173,6 +173,18 @@ def _hash(file: Path) -> str:
     return digest.hexdigest()
 
 
+def _check_disk(name: str, folder: Path, needed: int) -> None:
+    """Refuse a conversion that the cache has no room for, before it starts."""
+    with os_errors():
+        folder.mkdir(parents=True, exist_ok=True)
+        free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise ModelError(
+            f"{name}: its weights take {needed / 1e9:.2g} GB in the cache as a checkpoint, and {free / 1e9:.2g} GB are "
+            f"free in {folder}; free some, or set FFEDIT_CACHE to a folder on another disk"
+        )
+
+
 def _convert(name: str, file: Path, folder: Path, weights: bool, progress: Progress) -> None:
     """Write the content of a GGUF file as a checkpoint in `folder`, whole or not at all; with its weights if asked."""
     if importlib.util.find_spec("gguf") is None:
@@ -181,6 +193,8 @@ def _convert(name: str, file: Path, folder: Path, weights: bool, progress: Progr
         )
     sha256 = _hash(file)  # first: it says what cannot be read
     reader = checked(name, file)
+    if weights:
+        _check_disk(name, folder.parent, 4 * sum(int(tensor.n_elements) for tensor in reader.tensors))
     progress("converting", 0, 1)
     config, tokenizer = config_and_tokenizer(name, file, reader, folder)
     model = unpacked_model(name, file, reader, folder, config, torch.float32, progress) if weights else None

@@ -15,8 +15,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import chain
+from pathlib import Path
 from typing import Any, TypeGuard
 
+import psutil
 import torch
 from accelerate.hooks import AlignDevicesHook, SequentialHook
 from accelerate.utils import OffloadedWeightsLoader, PrefixedDataset
@@ -27,6 +29,8 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from ffedit.errors import ModelError
 
 COLUMNS = 1024  # of W that are read at once
+# Files with a container's limit of memory: of cgroups 2 and 1.
+CONTAINER_LIMITS = "/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"
 
 
 def device_of(module: nn.Module) -> torch.device:
@@ -49,6 +53,18 @@ def free_memory(device: torch.device) -> int | None:
         return None
     free, _ = torch.cuda.mem_get_info(device)
     return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+
+
+def host_memory() -> int:
+    """Return how many bytes of CPU memory this process can still take, swap included; its container's limit counts."""
+    free = psutil.virtual_memory().available + psutil.swap_memory().free
+    for file in CONTAINER_LIMITS:
+        try:
+            limit = int(Path(file).read_text(encoding="ascii"))
+        except (OSError, ValueError):  # no container, or one without a limit ("max")
+            continue
+        free = min(free, max(0, limit - psutil.Process().memory_info().rss))
+    return int(free)
 
 
 def fetched(module: nn.Module, name: str = "weight") -> Tensor:

@@ -24,6 +24,7 @@ from ffedit.files import cache
 from ffedit.inference.corpus import tokens_for
 from ffedit.inference.distributed import ProcessGroup
 from ffedit.loading.verify import find_and_verify
+from ffedit.model import storage
 from ffedit.model.editable import Editable
 from ffedit.model.memory import Address
 
@@ -334,6 +335,30 @@ def test_the_text_is_as_long_as_the_subjects_and_the_keys_need(
 ) -> None:
     monkeypatch.setattr("ffedit.inference.corpus.FEWEST", 2**15)  # see `little_text`
     assert tokens_for(subjects, d_ff, names) == tokens
+
+
+def test_sums_that_memory_has_no_room_for_are_refused_before_the_text_is_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    editable, d_ff = zoo.trained("gpt2", True), 128
+    needed = 16 * 2 * d_ff**2 + 32 * d_ff**2
+    monkeypatch.setattr(statistics, "host_memory", lambda: needed - 1)
+    monkeypatch.setattr(statistics, "_pass", lambda *_: pytest.fail("the pass began"))
+    with pytest.raises(EditError, match=r"statistics of 2 layers.*collect fewer.*needed beside the model: 0\.001 GB"):
+        collect(editable, of(editable, 0, 1), Corpus(tokens=600))
+    monkeypatch.undo()
+    monkeypatch.setattr(statistics, "host_memory", lambda: needed)
+    assert len(collect(editable, of(editable, 0, 1), Corpus(tokens=600))) == 2
+
+
+def test_the_memory_of_a_container_is_its_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    free, files = storage.host_memory(), [tmp_path / "none", tmp_path / "max", tmp_path / "limit"]
+    files[1].write_text("max\n")
+    files[2].write_text(f"{10**9 * 1000}\n")
+    monkeypatch.setattr(storage, "CONTAINER_LIMITS", files)
+    assert 0.5 * free < storage.host_memory() < 2 * free
+    files[2].write_text("4096\n")
+    assert storage.host_memory() == 0, "less than the process has taken"
 
 
 def test_one_subject_has_less_text_only_where_names_count(monkeypatch: pytest.MonkeyPatch) -> None:

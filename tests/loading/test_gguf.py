@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import gguf
@@ -296,6 +297,20 @@ def test_what_cannot_be_converted_is_told(tmp_path: Path, said: str, how: dict[s
         weight = model.model.layers[0].mlp.down_proj
         weight.weight = torch.nn.Parameter(torch.zeros(32, 292, dtype=torch.uint8), requires_grad=False)
     assert said in refusal(gguf_making.write_gguf(tmp_path / "m.gguf", model, tokenizer, **how))
+
+
+def test_a_disk_without_room_for_a_checkpoint_is_told_before_it_is_written(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
+    ffedit.load(file)  # its weights stay in the file
+    before = cache.entries()
+    monkeypatch.setattr(gguf_files, "unpacked_model", lambda *_: pytest.fail("it began"))
+    with pytest.raises(
+        ModelError, match=r"tiny\.gguf: its weights take .* GB in the cache as a checkpoint, and 1e-06 GB"
+    ):
+        load.path_of(str(file))
+    assert cache.entries() == before
 
 
 def test_a_tokenizer_that_splits_the_words_of_its_vocabulary_is_told(tmp_path: Path) -> None:
