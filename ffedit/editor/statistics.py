@@ -439,9 +439,8 @@ def _check_room(memories: Sequence[KeyValueMemory]) -> None:
     """Refuse, before a text is read, what memory has no room for: all sums, and what the ridge of one layer takes."""
     needed = 16 * sum(memory.d_ff**2 for memory in memories) + 8 * (HELD - 2) * max(m.d_ff for m in memories) ** 2
     if (free := host_memory()) < needed:
-        raise EditError(
-            f"{_no_room(memories)} (needed beside the model: {needed / 1e9:.2g} GB of memory; free: {free / 1e9:.2g} GB)"
-        )
+        sizes = f"needed beside the model: {needed / 1e9:.2g} GB of memory; free: {free / 1e9:.2g} GB"
+        raise EditError(f"{_no_room(memories)} ({sizes})")
 
 
 def _no_room(memories: Sequence[KeyValueMemory]) -> EditError:
