@@ -36,6 +36,7 @@ from ffedit.inference.generation import log_softmax
 from ffedit.inference.own_text import own_text
 from ffedit.model.editable import Editable
 from ffedit.model.fingerprint import fingerprint
+from ffedit.model.storage import device_of
 from ffedit.model.tokenization import plain_ids
 
 # For the text that the model samples; differs from every seed that an edit uses.
@@ -66,7 +67,7 @@ class GenericText:
         self, editable: Editable, path: str | Path | None = None, most: int = TEXT_BYTES, layer: int | None = None
     ) -> None:
         self._editable, self._layer = editable, layer if path is None else None
-        # By row: the states that enter the layer and those that leave the last one, [2, tokens, d_model].
+        # By row: the states that enter the layer and those that leave the last one, [2, tokens, d_model], on the CPU.
         self._states: dict[int, Tensor] = {}
         self._measured = False
         if path is None:
@@ -84,7 +85,7 @@ class GenericText:
         self.perplexity = self.measure()[1]
         self._measured = True
         if kept is not None and not recalled:
-            states = torch.stack([self._states[i] for i in range(count)]).cpu()
+            states = torch.stack([self._states[i] for i in range(count)])
             cache.write(kept, partial(save_state, tensors={"states": states}, values=None))
 
     def _kept(self) -> Path | None:
@@ -149,11 +150,12 @@ class GenericText:
             return replay.forward(editable, ids, reads)
         if not all(i in self._states for i in batch):
             recording = replay.record(editable, ids, reads)
-            states = torch.stack([recording.states[self._layer], recording.states[-1]], 1)
+            states = torch.stack([recording.states[layer].cpu() for layer in (self._layer, -1)], 1)
             self._states.update(zip(batch, states, strict=True))
             return recording.logits
-        entering, leaving = torch.stack([self._states[i] for i in batch], 1).to(editable.device)
+        entering, leaving = torch.stack([self._states[i] for i in batch], 1)
         layer, states = (self._layer, entering) if self._measured else (len(editable.layers), leaving)
+        states = states.to(device_of(editable.layers[min(layer, len(editable.layers) - 1)]))
         return replay.resume_after(editable, [], layer, ids, states, reads)
 
 

@@ -120,12 +120,13 @@ def test_doctor_takes_a_model_by_either_name_once(run: Command, model: Path) -> 
 def test_the_cache_is_filled_listed_and_cleared(run: Command, model: Path, cache_folder: Path) -> None:
     assert "0 files" in run("cache", "list").out
     assert run("apply", "bare.json", "-m", model).code == 0, "without --corpus the model samples the text itself"
-    listed = run("cache", "list")
-    assert listed.code == 0 and "5 files, " in listed.out and f" in {cache_folder} (at most 20 GB" in listed.out
-    assert all(kind in listed.out for kind in ("moments/", "texts/", "names/"))
+    listed, kept = run("cache", "list"), loads(run("cache", "list", "--json", "-").out)
+    count = len(kept["entries"])
+    assert listed.code == 0 and f"{count} files, " in listed.out and f" in {cache_folder} (at most 20 GB" in listed.out
+    assert all(kind in listed.out for kind in ("moments/", "texts/", "names/", "states/"))
     assert "at most 20 GB" in " ".join(run("doctor", model).out.split())
-    kept = loads(run("cache", "list", "--json", "-").out)
-    assert kept["bytes"] == sum(entry["bytes"] for entry in kept["entries"]) and len(kept["entries"]) == 5
+    # The speed of bfloat16 is measured once in a process.
+    assert kept["bytes"] == sum(entry["bytes"] for entry in kept["entries"]) and count in (6, 7)
     assert "0.00 MB set free" in run("cache", "prune", "--max-size", "0B").out, "what was just used stays"
     assert run("cache", "clear").code == 0 and "0 files" in run("cache", "list").out
 

@@ -226,7 +226,8 @@ def test_apply_warns_and_with_strict_refuses(
     strict: bool, empty: Path, model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "ffedit.cli.work.solving.preset", lambda *_: quick(max_delta_norm=20.0, step_size=2.0, weight_decay=0.0)
+        "ffedit.cli.work.solving.preset",
+        lambda *_: quick(max_delta_norm=20.0, step_size=2.0, steps=1, weight_decay=0.0),
     )
     (empty / "fact.json").write_text(json.dumps(ROW))
     before = disk(empty)
