@@ -90,8 +90,10 @@ class GenericText:
 
     def _kept(self) -> Path | None:
         """Return the file of the states of the unedited model; None where none are kept."""
+        if self._layer is None:
+            return None
         weights = fingerprint(self._editable)
-        if self._layer is None or self._editable.history.base not in (None, weights):
+        if self._editable.history.base not in (None, weights):
             return None
         about = repr((weights, self.rows, self._layer, str(self._editable.model.dtype)))
         return cache.path("states", sha256(about.encode()).hexdigest()[:24], ".safetensors")
