@@ -35,7 +35,7 @@ def bench(model: Path, *words: str) -> list[str]:
 def test_two_processes_write_the_edit_of_one(model: Path, empty: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (empty / "facts.json").write_text(json.dumps([fact.to_dict() for fact in facts(4)]))
     words = ["apply", "facts.json", "--model", model, "--corpus", model.parent / "corpus.txt", "--layers", "1"]
-    words += ["--set", "prompts.contexts=1", "--set", "value.steps=5", "--force"]
+    words += ["--set", "prompts.contexts=1", "--set", "value.steps=5", "--dtype", "float32", "--force"]
     ran = process(*LAUNCH, "--multi_gpu", "-m", "ffedit", *words, "--out", "two", "--json", "two.json")
     assert ran.code == 0 and ALONE not in ran.err, ran.err
     assert ran.out.count("layer 1 of") == 1, "the first process tells it"
@@ -55,6 +55,7 @@ def test_statistics_of_two_processes_are_those_of_one(
     model: Path, empty: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["stats", "--model", model, "--corpus", model.parent / "corpus.txt", "--layers", "0-1", "--tokens", "9000"]
+    words += ["--dtype", "float32"]  # without it, each run would time bfloat16 anew, and may choose otherwise
     ran = process(*LAUNCH, "--multi_gpu", "-m", "ffedit", *words, "--out", "two")
     assert ran.code == 0, ran.err
     cache.clear()
