@@ -3,12 +3,15 @@
     C' = C + w/n Σ k kᵀ over names + AᵀA        A: spread of the facts' keys over their contexts
 
 Its inverse is what an edit needs. The first two terms are the model's, but for the few names that an edit leaves out;
-where keys are long, they are factored once, and each edit corrects the factor by the rows of its own.
+where keys are long, they are factored once, the factor is kept in the cache, and each edit corrects it by the rows of
+its own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
+from hashlib import sha256
 
 import torch
 from torch import Tensor
@@ -17,6 +20,9 @@ from ffedit.algebra.key_moments import KeyMoments
 from ffedit.algebra.linalg import Metric, Moment, Updated, blocks_of, diagonal, factor
 from ffedit.algebra.updates import moment
 from ffedit.editor.name_keys import NameMoment
+from ffedit.errors import EditError
+from ffedit.files import cache
+from ffedit.files.resuming import load_state, save_state
 
 # A factor is kept of memories with at least so many keys, where it takes seconds, and corrected by at most this share
 # of them.
@@ -57,12 +63,28 @@ def as_matrix(moments: Sequence[KeyMoments], spread: Tensor, names: NameMoment |
 
 
 def _factor(moments: KeyMoments, names: NameMoment | None, device: torch.device) -> Tensor:
-    """Return the Cholesky factor of C and all names, kept with the moments."""
+    """Return the Cholesky factor of C and all names, kept with the moments and in the cache."""
     about = (None, 0.0) if names is None else (names.known.mark, names.weight)
     if about not in moments.factors:
-        C = moments.C.to(device)
-        if names is not None:
-            C += blocks_of(names.of_all)[0]
         moments.factors.clear()  # each is as large as C
-        moments.factors[about] = factor(C)
+        moments.factors[about] = _cached_factor(moments, names, repr(about), device)
     return moments.factors[about].to(device)
+
+
+def _cached_factor(moments: KeyMoments, names: NameMoment | None, about: str, device: torch.device) -> Tensor:
+    """Return the factor from the cache, where it is found by the numbers of C, or compute it and keep it there."""
+    numbers = sha256(moments.sum.contiguous().numpy().data).hexdigest()
+    key = sha256(f"{numbers} {moments.count} {moments.ridge} {about}".encode()).hexdigest()[:24]
+    path = cache.path("factors", key, ".safetensors")
+    try:
+        lower = load_state(path, "holds no factor")[0]["lower"]
+        if lower.shape == moments.sum.shape and lower.dtype == moments.sum.dtype:
+            return lower.clone()  # aligned as new memory is, so that products have the same bits
+    except (EditError, KeyError):  # there is none, or it is damaged
+        pass
+    C = moments.C.to(device)
+    if names is not None:
+        C += blocks_of(names.of_all)[0]
+    lower = factor(C).contiguous()
+    cache.write(path, partial(save_state, tensors={"lower": lower.cpu()}, values=None))
+    return lower

@@ -2,9 +2,9 @@
 
 transformers reads config and tokenizer, which takes a while; they are kept in the cache, in a folder that everything
 else here treats as a checkpoint's. The weights stay in the file: each time that a model is loaded its blocks are
-unpacked to float32, so that they are on the disk once. What needs a checkpoint's weights as files (an export, a model
-that is spread over devices) has them converted, into the same folder. It is named by the file's path, size and times:
-when one of these changes, the file is read again.
+unpacked, so that they are on the disk once. What needs a checkpoint's weights as files (an export, a model that is
+spread over devices) has them converted to float32, into the same folder. It is named by the file's path, size and
+times: when one of these changes, the file is read again.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import hashlib
 import importlib.metadata
 import importlib.util
 import json
+import logging
 import shutil
 from functools import lru_cache
 from pathlib import Path
@@ -27,14 +28,18 @@ from ffedit.files.atomic import os_errors, written
 from ffedit.files.placing import claimed
 from ffedit.files.seal import file_checksum, sealed, unsealed
 from ffedit.files.shards import gguf_parts
+from ffedit.inference.precision import FASTER, bfloat16_speed
 from ffedit.loading.gguf_reader import checked, config_and_tokenizer, entry, kinds, unpacked_model
 from ffedit.loading.names import PACKAGES, gguf_file
 from ffedit.loading.reading import quiet
 from ffedit.progress import Progress, silent
 
+logger = logging.getLogger(__name__)
+
 SOURCE = "ffedit_source.json"  # in a checkpoint's folder: the file that it was converted from
 CHECKSUMS = ".checksums.json"  # of all its files; it stays in the cache
 BLOCK = 1 << 24
+LARGE = 10**9  # weights of a model that takes too much memory in float32
 WEIGHTS = "*.safetensors"
 
 
@@ -61,15 +66,17 @@ def converted(name: str, file: Path, progress: Progress = silent, weights: bool 
 
 
 def read_weights(
-    name: str, file: Path, folder: Path, config: Any, dtype: torch.dtype, progress: Progress = silent
+    name: str, file: Path, folder: Path, config: Any, dtype: torch.dtype | None, progress: Progress = silent
 ) -> Any:
     """Return the model of a GGUF file whose `config` and tokenizer are in `folder`, its weights unpacked into memory.
 
-    A file whose weights cannot be read is not kept in the cache at all. Errors are those of `converted`.
+    Its precision is `dtype`, or `default_dtype`. A file whose weights cannot be read is not kept in the cache at all.
+    Errors are those of `converted`.
     """
     try:
         reader = checked(name, file)
         progress("unpacking", 0, len(reader.tensors))
+        dtype = dtype or default_dtype(reader)
         model = unpacked_model(name, file, reader, folder, config, dtype, progress)
         _check_unchanged(name, file, folder)
     except ModelError:
@@ -79,6 +86,21 @@ def read_weights(
         raise
     model.name_or_path = model.config.name_or_path = str(folder)
     return model
+
+
+def default_dtype(reader: Any) -> torch.dtype:
+    """Return the precision of a GGUF file's model on a CPU, where none was asked for: float32 or bfloat16.
+
+    bfloat16 is for a file of at least `LARGE` weights, most of them in 16 bits or fewer, on a processor that multiplies
+    bfloat16 faster.
+    """
+    size = sum(int(tensor.n_elements) for tensor in reader.tensors)
+    if size < LARGE or kinds(reader)[0].name == "F32":
+        return torch.float32
+    times = bfloat16_speed(torch.device("cpu"))
+    dtype = torch.bfloat16 if times >= FASTER else torch.float32
+    logger.info("%.2g billion weights in %s: bfloat16 is %.2g times as fast as float32", size / 1e9, dtype, times)
+    return dtype
 
 
 def _folder(file: Path) -> Path:

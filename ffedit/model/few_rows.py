@@ -3,7 +3,8 @@
 A step of generation multiplies some rows by each weight, a step of v* some dozens. For so few, oneDNN is up to twice
 as fast as MKL, which torch calls for linear layers in float32 (`evaluations/benchmarks/few_rows.py`); for more rows MKL
 is. The choice depends on shapes, and on whether a weight learns, so that a computation has the same bits each time.
-Both are in torch.
+Both are in torch. In bfloat16 torch calls oneDNN itself, except for a slice of states, such as those of the last
+tokens, for which it takes 15 to 200 times as long: there the rows are passed as a matrix.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ AVAILABLE = (
 
 @contextmanager
 def few_rows(model: nn.Module) -> Iterator[None]:
-    """In the block, linear layers of `model` on the CPU, in float32, multiply few rows by oneDNN."""
+    """In the block, linear layers of `model` on the CPU multiply few rows by oneDNN, in bfloat16 slices, too."""
     with ExitStack() as stack:
         for module in model.modules() if AVAILABLE else ():
             # Offloaded modules have a `forward` of accelerate's, which brings the weight; quantised weights are of
@@ -41,7 +42,7 @@ def few_rows(model: nn.Module) -> Iterator[None]:
             if (
                 type(module) is nn.Linear
                 and type(weight := module.weight) is nn.Parameter
-                and (weight.is_cpu and weight.dtype == torch.float32 and weight.numel() >= LARGE)
+                and (weight.is_cpu and weight.dtype in (torch.float32, torch.bfloat16) and weight.numel() >= LARGE)
                 and "forward" not in vars(module)
             ):
                 stack.enter_context(replace_forward(module, partial(_forward, module)))
@@ -53,6 +54,8 @@ def _forward(layer: nn.Linear, states: Tensor) -> Tensor:
     learned = torch.is_grad_enabled() and (weight.requires_grad or (bias is not None and bias.requires_grad))
     plain = type(states) is Tensor and states.is_cpu and states.dtype == torch.float32 and weight.is_contiguous()
     count = states.numel() // weight.shape[1]
+    if states.dim() > 2 and (weight.dtype == torch.bfloat16 or torch.is_autocast_enabled("cpu")):
+        return linear(states.flatten(0, -2), weight, bias).unflatten(0, states.shape[:-1])
     if learned or not plain or not 0 < count <= FEW or torch.is_autocast_enabled("cpu"):
         return linear(states, weight, bias)
     result: Tensor = _Product.apply(states, weight, bias)  # type: ignore[no-untyped-call]

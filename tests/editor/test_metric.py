@@ -14,6 +14,7 @@ from writing import FACT, quick, write_facts
 import ffedit
 from ffedit import Editable, Fact, KeyMoments
 from ffedit.editor import metric as module, name_keys
+from ffedit.files import cache
 from ffedit.model.memory import Address
 
 OTHER = Fact("Paris", "{} is in", target="Spain", previous="France")
@@ -48,6 +49,27 @@ def test_an_edit_by_a_kept_factor_is_the_edit_and_nothing_is_factored_anew(
     assert len(factored) == 1
     other = written(editable, FACT, method, stats, names_weight=1.0)
     assert len(factored) == 2 and not torch.allclose(other, dense[0], rtol=1e-3), "another weight, another metric"
+
+
+def test_a_later_run_takes_the_factor_from_the_cache_with_the_same_bits(
+    editable: Editable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "LONG", 1)
+    monkeypatch.setattr(module, "FEW", 1)
+    factored: list[Tensor] = []
+    kept = module.factor
+    monkeypatch.setattr(module, "factor", lambda C: (factored.append(C), kept(C))[1])
+
+    def run(**key: Any) -> Tensor:
+        return written(editable, FACT, "memit", ffedit.collect_stats(editable, [1]), **key)
+
+    first = run(names_weight=3.0)
+    assert torch.equal(run(names_weight=3.0), first) and len(factored) == 1
+    (file,) = [path for path in cache.entries() if path.parent.name == "factors"]
+    file.write_bytes(file.read_bytes()[:-8])
+    assert torch.equal(run(names_weight=3.0), first) and len(factored) == 2, "a damaged one is computed anew"
+    run(names_weight=1.0)
+    assert len(factored) == 3 and len([p for p in cache.entries() if p.parent.name == "factors"]) == 2
 
 
 def test_a_factor_is_not_saved_with_the_moments(

@@ -169,6 +169,25 @@ def test_a_file_is_unpacked_into_another_precision(file: Path) -> None:
     assert all(torch.equal(w, exact[name].bfloat16()) for name, w in editable.model.state_dict().items())
 
 
+def test_a_large_packed_model_is_bfloat16_where_the_processor_multiplies_it_faster(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small, packed = ffedit.load(file), [gguf.GGMLQuantizationType.Q4_K]
+    monkeypatch.setattr(gguf_files, "LARGE", 1)
+    monkeypatch.setattr(gguf_files, "kinds", lambda reader: packed)
+    monkeypatch.setattr(gguf_files, "bfloat16_speed", lambda device: 1.0)
+    assert ffedit.load(file).model.dtype == torch.float32, "not faster"
+    monkeypatch.setattr(gguf_files, "bfloat16_speed", lambda device: 3.0)
+    light = ffedit.load(file)
+    assert light.model.dtype == torch.bfloat16 and light.memories[0].saved_dtype == torch.float32
+    assert ffedit.load(file, dtype="float32").model.dtype == torch.float32, "a precision that was asked for"
+    local_folder(file)  # the weights are in the cache, too, in float32
+    whole = ffedit.load(file)
+    assert whole.model.dtype == torch.bfloat16 and fingerprint(whole) == fingerprint(light) != fingerprint(small)
+    packed[:] = [gguf.GGMLQuantizationType.F32]
+    assert ffedit.load(file).model.dtype == torch.float32, "written in float32"
+
+
 # What is kept ------------------------------------------------------------------------------------------------------
 
 

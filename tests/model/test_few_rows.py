@@ -60,6 +60,25 @@ def test_only_few_rows_of_a_large_fixed_float32_weight_are_multiplied_by_it(
         assert calls(monkeypatch, linear, states) == (case == "few")
 
 
+@pytest.mark.parametrize("autocast", [False, True])
+def test_a_slice_of_states_is_multiplied_as_a_matrix_in_bfloat16(
+    monkeypatch: pytest.MonkeyPatch, autocast: bool
+) -> None:
+    linear, shapes, torchs = layer(), list[torch.Size](), module.linear
+    if not autocast:
+        linear.bfloat16()
+    last = torch.randn(3, 5, 768, dtype=linear.weight.dtype)[:, -1:]
+    monkeypatch.setattr(
+        module, "linear", lambda states, *others: (shapes.append(states.shape), torchs(states, *others))[1]
+    )
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        expected = linear(last.contiguous())
+        with few_rows(linear):
+            found = linear(last)
+    assert shapes == [(3, 768)] and found.shape == expected.shape == (3, 1, 384)
+    torch.testing.assert_close(found, expected)
+
+
 def test_a_layer_is_left_as_it_was_and_its_operations_are_counted() -> None:
     linear = layer()
     with few_rows(linear), FlopCounterMode(display=False) as counter:
