@@ -55,7 +55,8 @@ def _forward(layer: nn.Linear, states: Tensor) -> Tensor:
     plain = type(states) is Tensor and states.is_cpu and states.dtype == torch.float32 and weight.is_contiguous()
     count = states.numel() // weight.shape[1]
     if states.dim() > 2 and (weight.dtype == torch.bfloat16 or torch.is_autocast_enabled("cpu")):
-        return linear(states.flatten(0, -2), weight, bias).unflatten(0, states.shape[:-1])
+        rows: Tensor = linear(states.flatten(0, -2), weight, bias)
+        return rows.reshape(*states.shape[:-1], -1)
     if learned or not plain or not 0 < count <= FEW or torch.is_autocast_enabled("cpu"):
         return linear(states, weight, bias)
     result: Tensor = _Product.apply(states, weight, bias)  # type: ignore[no-untyped-call]

@@ -21,7 +21,7 @@ MOST_NAME = 24
 
 
 def model_line(model: Stack) -> Text:
-    """Describe the model in one line: name, parameters, layers, widths, device, dtype; for a stack, its name."""
+    """Describe the model in one line: name, parameters, layers, widths, device, dtypes; for a stack, its name."""
     memories: list[KeyValueMemory] = list(model.memories.values())
     widths = sorted({memory.d_ff for memory in memories})
     parts = [
@@ -31,7 +31,7 @@ def model_line(model: Stack) -> Text:
         f"d_model {memories[0].shape[0]}",
         f"d_ff {'–'.join(map(str, widths[:: max(1, len(widths) - 1)]))}",
         str(model.device),
-        str(memories[0].saved_dtype).removeprefix("torch."),
+        _dtypes(memories[0]),
         *(["in its chat template"] if isinstance(model, Editable) and model.chat else []),
     ]
     return Text(short_name(model), style="bold").append(f"  {' · '.join(parts)}", style="not bold")
@@ -93,11 +93,15 @@ def _description(memory: KeyValueMemory) -> tuple[str, ...]:
     numbers = {str(memory.address.layer), str(memory.address.expert)}
     path = ".".join("*" if name in numbers else name for name in memory.name.split("."))
     stored = "transposed" if memory.stored_transposed else "as is"
+    bias, edit = "no" if memory.bias is None else "yes", "as an adapter" if memory.quantised else "yes"
+    return path, str(list(memory.shape)), stored, _dtypes(memory), bias, edit
+
+
+def _dtypes(memory: KeyValueMemory) -> str:
+    """Return the precision of the checkpoint, and the one that the layer computes in where it is another."""
     saved, used = (str(dtype).removeprefix("torch.") for dtype in (memory.saved_dtype, memory.dtype))
     saved = "quantised" if memory.quantised else saved
-    dtype = used if saved == used else f"{saved}, computed in {used}"
-    bias, edit = "no" if memory.bias is None else "yes", "as an adapter" if memory.quantised else "yes"
-    return path, str(list(memory.shape)), stored, dtype, bias, edit
+    return used if saved == used else f"{saved}, computed in {used}"
 
 
 def _path(editable: Editable) -> str:
