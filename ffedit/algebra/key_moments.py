@@ -37,6 +37,8 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
+from hashlib import sha256
 from math import exp, sqrt
 from pathlib import Path
 from typing import Any
@@ -67,15 +69,22 @@ RIDGES = (1e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1, 1.0)
 # 0.13, Qwen2.5-Coder 1.5B (layer 7, d_ff 8,960) is at 0.21; with 32,768 tokens the first two are at 0.04 and 0.05.
 # Scores of single edits hardly differ (docs/scale.md, "Fewer tokens").
 CONVERGED = 0.15
-# Matrices of d_ff² float64 numbers that computing the ridge holds at once, at most: two halves, two C, factor, copy.
-HELD = 6
+# Matrices of d_ff² float64 numbers that computing the ridge holds at once, at most: two halves and a factor.
+HELD = 3
 CPU = torch.device("cpu")
 # Error of the eigenvalues of a sum of float32 products, as a share of its norm.
 ROUNDING = 2.0**-23
 # Of what a file says beside the tensors.
 FORM = {
     **{"count!": INTEGER, "source!": TEXT, "fingerprint!": TEXT, "ridge": NUMBER, "texts!": [TEXT], "model": TEXT},
-    **{"address": TEXT, "dtype": TEXT, "weighting": TEXT, "convergence": Maybe(NUMBER), "condition": Maybe(NUMBER)},
+    **{
+        "numbers": TEXT,
+        "address": TEXT,
+        "dtype": TEXT,
+        "weighting": TEXT,
+        "convergence": Maybe(NUMBER),
+        "condition": Maybe(NUMBER),
+    },
     **{"seconds": NUMBER, "reached": Maybe(INTEGER), "left_out": INTEGER, "sinks": INTEGER},
 }
 
@@ -126,6 +135,11 @@ class KeyMoments:
     factors: dict[Any, Tensor] = field(default_factory=dict, init=False, repr=False)
     _unused: dict[float, Tensor] = field(default_factory=dict, init=False, repr=False)
 
+    @cached_property
+    def numbers(self) -> str:
+        """SHA-256 of the sum's numbers; of a file, as the file says."""
+        return sha256(self.sum.contiguous().numpy().data).hexdigest()
+
     @property
     def C(self) -> Tensor:
         """C = Σ k kᵀ / n + ridge · median of its diagonal · I, [d_ff, d_ff], float64, positive definite."""
@@ -158,8 +172,8 @@ class KeyMoments:
                 f"layer {self.address}: the same text ({self.source}) is in both statistics ({min(twice)}): "
                 "it would count twice; merge statistics of different texts, or other seeds"
             )
-        added = ("sum", "count", "texts", "seconds", "left_out", "sinks")
-        both: dict[str, Any] = {name: getattr(self, name) + getattr(other, name) for name in added}
+        summed = ("sum", "count", "texts", "seconds", "left_out", "sinks")
+        both: dict[str, Any] = {name: getattr(self, name) + getattr(other, name) for name in summed}
         both["reached"] = None if self.reached is None or other.reached is None else self.reached + other.reached
         both |= {"source": f"{self.source} + {other.source}", "probes": None, "convergence": None, "ridge": self.ridge}
         if self.probes is not None and other.probes is not None:
@@ -167,7 +181,7 @@ class KeyMoments:
             texts = (self.sum, self.count), (other.sum, other.count)
             both["ridge"], both["convergence"] = cross_validated(*texts, probes)
             both["probes"] = probes[:: len(probes) // PROBES or 1]
-        both["condition"] = condition(second_moment(both["sum"], both["count"], both["ridge"]))
+        both["condition"] = condition(both["sum"], added(both["sum"], both["count"], both["ridge"]))
         return replace(self, **both)
 
     @property
@@ -188,6 +202,7 @@ class KeyMoments:
         about = {
             f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("sum", "probes", "factors", "_unused")
         }
+        about["numbers"] = self.numbers
         save_file(tensors, path, metadata={"moments": json.dumps(about), **UNSEALED})
         seal(path)
 
@@ -200,7 +215,10 @@ class KeyMoments:
                 about: dict[str, Any] = json.loads(file.metadata()["moments"])
                 check_form(about, FORM)
                 about["texts"] = tuple(about["texts"])
+                numbers = about.pop("numbers", None)
                 moments = cls(**{name: file.get_tensor(name) for name in set(file.keys())}, **about)
+                if numbers is not None:  # else a file of an earlier version
+                    vars(moments)["numbers"] = numbers
             moments._check_shapes()
         except (OSError, SafetensorError, KeyError, TypeError, ValueError, RecursionError) as error:
             why = brief(error)
@@ -226,16 +244,25 @@ def second_moment(total: Tensor, count: int, ridge: float) -> Tensor:
     The median is of the entries above 0. Where float32's rounding of the largest eigenvalue is more, it is taken.
     """
     C = total / count
-    squares = C.diagonal()[C.diagonal() > 0]
-    typical = float(squares.median()) if len(squares) else 0.0
-    C.diagonal().add_(max(ridge * typical, ROUNDING * float(C.norm())))
+    C.diagonal().add_(added(C, 1, ridge))
     return C
 
 
-def solved(C: Tensor, keys: Tensor) -> Tensor:
-    """Return u = C⁻¹k / (kᵀC⁻¹k), [d_ff, n], for `keys` [n, d_ff]: right factors of their updates (`rank_one`)."""
+def added(total: Tensor, count: int, ridge: float) -> float:
+    """Return what the diagonal of `total` is to be raised by to be `count` times C (`second_moment`)."""
+    squares = total.diagonal() / count
+    squares = squares[squares > 0]
+    typical = float(squares.median()) if len(squares) else 0.0
+    return count * max(ridge * typical, ROUNDING * float(total.norm()) / count)
+
+
+def solved(C: Tensor, keys: Tensor, shift: float = 0.0) -> Tensor:
+    """Return u = C⁻¹k / (kᵀC⁻¹k), [d_ff, n], for `keys` [n, d_ff]: right factors of their updates (`rank_one`).
+
+    C is taken with `shift` added to its diagonal; u is the same for any multiple of both.
+    """
     columns = keys.to(C).T
-    u = RefinedInverse(C)(columns)
+    u = RefinedInverse(C, shift=shift)(columns)
     return u / (columns * u).sum(0)
 
 
@@ -248,7 +275,7 @@ def cross_validated(a: tuple[Tensor, int], b: tuple[Tensor, int], probes: Tensor
     """
     best, fit = (float("inf"), 0.0), 0.0
     for ridge in sorted(RIDGES, reverse=True):  # from the best conditioned on, until the cost rises
-        u_a, u_b = (solved(second_moment(total, count, ridge), probes) for total, count in (a, b))
+        u_a, u_b = (solved(total, probes, added(total, count, ridge)) for total, count in (a, b))
         own, other = (_log_moved(pairs) for pairs in (((u_a, a), (u_b, b)), ((u_a, b), (u_b, a))))
         fit = own - other
         if other >= best[0]:
@@ -415,7 +442,7 @@ class KeyMomentsFitter:
             "ridge": ridge,
             "convergence": convergence,
             "probes": self.probes,
-            "condition": condition(second_moment(total.to(device), self.count, ridge)) if any(self.reached) else None,
+            "condition": condition(total.to(device), added(total, self.count, ridge)) if any(self.reached) else None,
             "reached": sum(self.reached),
             "left_out": self.left_out,
             "sinks": self.sinks,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import TypeAlias
 
 import torch
@@ -123,14 +123,26 @@ def whiten(k: Tensor, C: Metric) -> Tensor:
 
 def factor(C: Tensor) -> Tensor:
     """Return the Cholesky factor of a second moment; EditError where it is not positive definite."""
-    lower: Tensor
-    lower, info = torch.linalg.cholesky_ex(C)
+    return _checked(*torch.linalg.cholesky_ex(C))
+
+
+def _checked(lower: Tensor, info: Tensor) -> Tensor:
     if int(info) != 0:
         raise EditError(
-            f"the keys' second moment is not positive definite (leading minor {int(info)} of {C.shape[0]}): "
+            f"the keys' second moment is not positive definite (leading minor {int(info)} of {len(lower)}): "
             "collect it over more text, or use a larger ridge"
         )
     return lower
+
+
+def factor_(C: Tensor) -> Tensor:
+    """Replace the numbers of C [d, d] by those of its Cholesky factor, and return it; errors as of `factor`.
+
+    What is upper to LAPACK, which counts by columns, is lower by rows.
+    """
+    info = torch.zeros((), dtype=torch.int32, device=C.device)
+    torch.linalg.cholesky_ex(C.mT, upper=True, out=(C.mT, info))
+    return _checked(C, info)
 
 
 def _solve(lower: Tensor, columns: Tensor) -> Tensor:
@@ -141,48 +153,55 @@ def _solve(lower: Tensor, columns: Tensor) -> Tensor:
 
 
 class RefinedInverse:
-    """Inverse of a symmetric, positive definite matrix, from a factor in half the bits.
+    """Inverse of C + s I, a symmetric, positive definite matrix, from a factor in half the bits.
 
     The Cholesky factor is one of float32 numbers, which takes half the time and memory of float64. Each solution is
     refined by the residual in float64 until it is as exact as a float64 factor would give it (Higham 2002, Accuracy and
     Stability of Numerical Algorithms, ch. 12). Where float32 is too coarse for that, the factor is of float64 numbers.
+    Beside C, which is not copied, nothing as large as it is held.
     """
 
-    def __init__(self, C: Tensor, exact: float = EXACT) -> None:
-        """Factor C [d, d], float64; EditError where it is not positive definite.
+    def __init__(self, C: Tensor, exact: float = EXACT, shift: float = 0.0) -> None:
+        """Factor C + `shift` I, C being [d, d], float64; EditError where it is not positive definite.
 
         Solutions are refined until their residual is no more than the share `exact` of the right side.
         """
-        self._C, self._exact = C, exact
-        self._lower, info = torch.linalg.cholesky_ex(C.float())
-        if int(info) != 0:
-            self._lower = factor(C)
+        self._C, self._exact, self._shift = C, exact, shift
+        try:
+            self._lower = self._factor(torch.float32)
+        except EditError:
+            self._lower = self._factor(C.dtype)
+
+    def _factor(self, dtype: torch.dtype) -> Tensor:
+        shifted = self._C.to(dtype, copy=True)
+        shifted.diagonal().add_(self._shift)
+        return factor_(shifted)
 
     def __call__(self, columns: Tensor) -> Tensor:
-        """Return C⁻¹ `columns` [d, n], float64."""
+        """Return (C + s I)⁻¹ `columns` [d, n], float64."""
         solution = torch.zeros_like(columns)
         residual = columns
         for _ in range(REFINEMENTS):
             solution += _solve(self._lower, residual.to(self._lower)).to(columns)
             if self._lower.dtype == columns.dtype:
                 return solution
-            residual = columns - self._C @ solution
+            residual = columns - self._C @ solution - self._shift * solution
             if bool((residual.norm(dim=0) <= self._exact * columns.norm(dim=0)).all()):
                 return solution
-        self._lower = factor(self._C)
+        self._lower = self._factor(self._C.dtype)
         return self(columns)
 
 
-def condition(C: Tensor) -> float:
-    """Return the condition number of C, largest over smallest eigenvalue, by power and inverse iteration.
+def condition(C: Tensor, shift: float = 0.0) -> float:
+    """Return the condition number of C + `shift` I, largest over smallest eigenvalue, by power and inverse iteration.
 
-    C is symmetric, [d, d]; EditError where it is not positive definite. An iteration ends where its estimate, which is
-    from below, hardly grows, at the latest after `STEPS`; on a nearly flat spectrum it may end early.
+    C is symmetric, [d, d]; EditError where the sum is not positive definite. An iteration ends where its estimate,
+    which is from below, hardly grows, at the latest after `STEPS`; on a nearly flat spectrum it may end early.
     """
     C = double(C)
     start = torch.ones(len(C), 1, dtype=C.dtype, device=C.device)
     start[::2] = -0.5  # not orthogonal to a vector of ones, nor one itself
-    maps = partial(torch.matmul, C), RefinedInverse(C, SETTLED / 100)
+    maps = (lambda vector: C @ vector + shift * vector), RefinedInverse(C, SETTLED / 100, shift)
     largest, inverse = (_largest_eigenvalue(apply, start) for apply in maps)
     return largest * inverse
 

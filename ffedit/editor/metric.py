@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ffedit.algebra.key_moments import KeyMoments
-from ffedit.algebra.linalg import Metric, Moment, Updated, blocks_of, diagonal, factor
+from ffedit.algebra.linalg import Metric, Moment, Updated, blocks_of, diagonal, factor_
 from ffedit.algebra.updates import moment
 from ffedit.editor.name_keys import NameMoment
 from ffedit.errors import EditError
@@ -73,8 +73,7 @@ def _factor(moments: KeyMoments, names: NameMoment | None, device: torch.device)
 
 def _cached_factor(moments: KeyMoments, names: NameMoment | None, about: str, device: torch.device) -> Tensor:
     """Return the factor from the cache, where it is found by the numbers of C, or compute it and keep it there."""
-    numbers = sha256(moments.sum.contiguous().numpy().data).hexdigest()
-    key = sha256(f"{numbers} {moments.count} {moments.ridge} {about}".encode()).hexdigest()[:24]
+    key = sha256(f"{moments.numbers} {moments.count} {moments.ridge} {about}".encode()).hexdigest()[:24]
     path = cache.path("factors", key, ".safetensors")
     try:
         lower = load_state(path, "holds no factor")[0]["lower"]
@@ -84,7 +83,7 @@ def _cached_factor(moments: KeyMoments, names: NameMoment | None, about: str, de
         pass
     C = moments.C.to(device)
     if names is not None:
-        C += blocks_of(names.of_all)[0]
-    lower = factor(C).contiguous()
+        names.add_all_to_(C)
+    lower = factor_(C)
     cache.write(path, partial(save_state, tensors={"lower": lower.cpu()}, values=None))
     return lower

@@ -39,7 +39,7 @@ from ffedit.model.feed_forward import FeedForward
 from ffedit.model.fingerprint import fingerprint
 from ffedit.model.tokenization import Encoded
 
-THIRD = 3
+THIRD, BLOCK = 3, 256  # rows of a moment that are added at once
 
 
 def names_for(subjects: int) -> tuple[str, ...]:
@@ -76,7 +76,18 @@ class NameMoment:
     @property
     def of_all(self) -> Moment:
         """Moment of all names, [Σ d_ff, Σ d_ff], float64, on the device where the layer is solved."""
-        return diagonal([double(total.to(self.ff.solve_device)).mul_(self.weight) for total in self.known.totals])
+        parts = self._parts(self.known.keys)
+        return diagonal([double(part.T @ part).mul_(self.weight) for part in parts])
+
+    def add_all_to_(self, C: Tensor) -> None:
+        """Add the moment of all names in place to that of a layer with a single memory, without a matrix as large."""
+        (keys,) = self._parts(self.known.keys)
+        for rows, columns in zip(C.split(BLOCK), keys.split(BLOCK, 1), strict=True):
+            rows.add_(double(columns.T @ keys), alpha=self.weight)
+
+    def _parts(self, keys: Tensor) -> list[Tensor]:
+        """Return `keys` [names, Σ d_ff] of each memory, float32, on the device where the layer is solved."""
+        return [part.float().to(self.ff.solve_device) for part in keys.split(self.ff.sizes, 1)]
 
     @property
     def rows(self) -> Tensor:
@@ -135,7 +146,6 @@ class NameKeys:
 
     names: Sequence[str]  # without those that have no token of their own
     keys: Tensor  # [names, Σ d_ff], bfloat16
-    totals: Sequence[Tensor]  # Σ k kᵀ over all names, of each memory, [d_ff, d_ff], float32
     mark: str  # of the model, the layer and the names
 
 
@@ -158,7 +168,7 @@ def read_names(
     with unedited(editable) if editable.history.originals else nullcontext():
         dtype = agreed_dtype(editable, group)
         paths = {ff.layer: _path(editable, ff, dtype, among) for ff in ff_layers}
-        found = {ff.layer: kept for ff in ff_layers if (kept := _kept(paths[ff.layer], len(ff.sizes))) is not None}
+        found = {ff.layer: kept for ff in ff_layers if (kept := _kept(paths[ff.layer])) is not None}
         lacking = {
             layer for layers in group.gather([layer for layer in paths if layer not in found]) for layer in layers
         }
@@ -177,9 +187,7 @@ def read_names(
                 every = group.exchange(list(rows))
                 # A tokenizer may know none of them.
                 keys = torch.stack(every) if every else torch.zeros(0, ff.d_ff, dtype=torch.bfloat16)
-                parts = [part.float().to(ff.solve_device) for part in keys.split(ff.sizes, 1)]
-                totals = [(part.T @ part).cpu() for part in parts]
-                found[ff.layer] = NameKeys(list(mentions), keys, totals, paths[ff.layer].stem)
+                found[ff.layer] = NameKeys(list(mentions), keys, paths[ff.layer].stem)
                 cache.write(paths[ff.layer], partial(_keep, found[ff.layer]))
     return found
 
@@ -193,8 +201,7 @@ def _path(editable: Editable, ff: FeedForward, dtype: torch.dtype, among: Sequen
 
 
 def _keep(read: NameKeys, path: Path) -> None:
-    totals = {f"total.{i}": total for i, total in enumerate(read.totals)}
-    save_state(path, {"keys": read.keys, **totals}, list(read.names))
+    save_state(path, {"keys": read.keys}, list(read.names))
 
 
 def mention_of(editable: Editable, name: str, number: int) -> Encoded | None:
@@ -206,10 +213,10 @@ def mention_of(editable: Editable, name: str, number: int) -> Encoded | None:
     return text if len(text.ids) <= editable.max_tokens else None
 
 
-def _kept(path: Path, memories: int) -> NameKeys | None:
-    """Return what `_keep` kept of a layer of so many memories; None where there is no sound file."""
+def _kept(path: Path) -> NameKeys | None:
+    """Return what `_keep` kept of a layer; None where there is no sound file."""
     try:
         tensors, known = load_state(path, "holds no keys of names")
-        return NameKeys(known, tensors["keys"], [tensors[f"total.{i}"] for i in range(memories)], path.stem)
+        return NameKeys(known, tensors["keys"], path.stem)
     except (EditError, KeyError):
         return None

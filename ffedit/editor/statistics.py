@@ -57,8 +57,8 @@ logger = logging.getLogger(__name__)
 # A few thousand keys: enough for fast matrix products, few enough for float32 sums.
 ROWS_PER_BATCH = 64
 SAVED_EVERY = 32
-# Relative error of eigenvectors in float64.
-EXACT = 1e-10
+# Relative error of eigenvectors in float64, and the matrices as large as C that LAPACK holds for them, at most.
+EXACT, EIGH = 1e-10, 6
 # Version of the rules for which tokens count and how much; cached statistics of other versions are ignored.
 RULES = 3
 
@@ -205,7 +205,7 @@ def cached_eigh(C: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
 
     Args:
         C: second moment of keys, float64, on the CPU.
-        device: where they are computed; the CPU instead, where it has no room for `HELD` such matrices.
+        device: where they are computed; the CPU instead, where it has no room for `EIGH` such matrices.
     """
     path = cache.path("eigenvectors", hashlib.sha256(C.contiguous().numpy().data).hexdigest()[:24], ".safetensors")
     try:
@@ -214,7 +214,7 @@ def cached_eigh(C: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
             return values, vectors.clone()  # aligned as new memory is, so that products have the same bits
     except (OSError, SafetensorError, KeyError):  # there is none, or it is damaged
         pass
-    values, vectors = (part.cpu() for part in torch.linalg.eigh(C.to(solve_device(device, HELD * C.numel()))))
+    values, vectors = (part.cpu() for part in torch.linalg.eigh(C.to(solve_device(device, EIGH * C.numel()))))
     kept = {"values": values, "vectors": vectors.contiguous()}
     cache.write(path, lambda target: save_file(kept, target))
     return values, kept["vectors"]

@@ -30,8 +30,13 @@ def test_a_refined_solution_is_that_of_float64(spread: float) -> None:
 
 def test_a_float32_factor_is_all_that_ordinary_statistics_need(monkeypatch: pytest.MonkeyPatch) -> None:
     C, columns = matrix(1e4)
-    monkeypatch.setattr(linalg, "factor", lambda _: pytest.fail("factored in float64"))
+    kept = linalg.factor_
+    monkeypatch.setattr(linalg, "factor_", lambda C: kept(C) if C.dtype == torch.float32 else pytest.fail("float64"))
     assert torch.allclose(RefinedInverse(C)(columns), torch.linalg.solve(C, columns), rtol=1e-8, atol=1e-10)
+    shifted, before = C + 2 * torch.eye(len(C), dtype=C.dtype), C.clone()
+    solution = RefinedInverse(C, shift=2.0)(columns)
+    assert torch.allclose(solution, torch.linalg.solve(shifted, columns), rtol=1e-8, atol=1e-10)
+    assert condition(C, 2.0) == pytest.approx(condition(shifted)) and torch.equal(C, before)
     zero = torch.zeros(len(C), 1, dtype=C.dtype)
     assert torch.equal(RefinedInverse(C)(zero), zero)
 

@@ -100,7 +100,7 @@ def test_the_device_of_the_layer_computes_where_it_has_room(monkeypatch: pytest.
 
     monkeypatch.setattr(statistics, "solve_device", solve_device)
     cached_eigh(symmetric(10), torch.device("cuda", 1))
-    assert asked == [(torch.device("cuda", 1), 6 * 10**2)], "six matrices"
+    assert asked == [(torch.device("cuda", 1), 6 * 10**2)], "its workspace"
     editable = zoo.build("gpt2", True)
     collect(editable, [editable.memories[layer] for layer in (0, 2)], CORPUS)
-    assert asked[1:] == [(CPU, 6 * editable.memories[0].d_ff ** 2)] * 2, "so do the ridge and the condition number"
+    assert asked[1:] == [(CPU, 3 * editable.memories[0].d_ff ** 2)] * 2, "so do the ridge and the condition number"

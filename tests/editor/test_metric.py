@@ -39,8 +39,8 @@ def test_an_edit_by_a_kept_factor_is_the_edit_and_nothing_is_factored_anew(
     stats = ffedit.collect_stats(editable, [1])
     dense = [written(editable, fact, method, stats, names_weight=3.0) for fact in (FACT, OTHER)]
     factored: list[Tensor] = []
-    kept = module.factor
-    monkeypatch.setattr(module, "factor", lambda C: (factored.append(C), kept(C))[1])
+    kept = module.factor_
+    monkeypatch.setattr(module, "factor_", lambda C: (factored.append(C), kept(C))[1])
     monkeypatch.setattr(module, "LONG", 1)
     monkeypatch.setattr(module, "FEW", 1)
     for fact, expected in zip((FACT, OTHER), dense, strict=True):  # the second is about one of the names
@@ -57,8 +57,8 @@ def test_a_later_run_takes_the_factor_from_the_cache_with_the_same_bits(
     monkeypatch.setattr(module, "LONG", 1)
     monkeypatch.setattr(module, "FEW", 1)
     factored: list[Tensor] = []
-    kept = module.factor
-    monkeypatch.setattr(module, "factor", lambda C: (factored.append(C), kept(C))[1])
+    kept = module.factor_
+    monkeypatch.setattr(module, "factor_", lambda C: (factored.append(C), kept(C))[1])
 
     def run(**key: Any) -> Tensor:
         return written(editable, FACT, "memit", ffedit.collect_stats(editable, [1]), **key)
