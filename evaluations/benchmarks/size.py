@@ -1,6 +1,9 @@
-"""What a model of GPT-2 XL's shape costs in memory: 1.56 billion random weights in bfloat16, on a CPU, in shards.
+"""What a large model costs in memory: random weights in bfloat16, on a CPU, in shards.
 
     python evaluations/benchmarks/size.py --out evaluations/reports/size
+    python evaluations/benchmarks/size.py --shape 7b --layers 8-9 --layer 8 --out evaluations/reports/size-7b
+
+The shape is GPT-2 XL's, of 1.56 billion weights, or Mistral 7B's, of 7.2 billion.
 
 Everything that `ffedit apply` does is done in one fresh process: load, trace (states, two samples, some layers),
 collect statistics, edit one fact, evaluate, export. Of each step the most memory that was resident at any moment is
@@ -20,18 +23,21 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from math import prod
 from pathlib import Path
 from typing import Any
 
 import click
 import torch
-from export import LAYERS, VOCABULARY, write_base
+from export import VOCABULARY, numbers, write_base
 from measuring import forget_peak, load_before, machine, peak, timed
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast
 
 import ffedit
 from ffedit.cli.options import parse_layers
+from ffedit.files.shards import INDEX
+from ffedit.files.tensor_ranges import write as write_tensors
 
 FACT = ffedit.Fact("w12 w345", "w7 {} w8 w9 w10", "w501", "w502", paraphrases=("w20 w21 {} w22",))
 CONFIG = ffedit.EditConfig(value=ffedit.ValueConfig(steps=5))
@@ -106,23 +112,26 @@ def table(report: dict[str, Any]) -> str:
 
 @click.command()
 @click.option("--out", type=click.Path(path_type=Path), help="Results as OUT.json and OUT.md.")
+@click.option("--shape", default="gpt2-xl", show_default=True, type=click.Choice(["gpt2-xl", "7b"]))
 @click.option("--layers", "traced", default="12-23", show_default=True, help="Layers to trace, N or A-B.")
-@click.option("--layer", default=17, show_default=True, type=click.IntRange(0, LAYERS - 1), help="Layer to edit.")
+@click.option("--layer", default=17, show_default=True, type=click.IntRange(0), help="Layer to edit.")
 @click.option("--tokens", default=2048, show_default=True, type=click.IntRange(2), help="For the key statistics.")
 @click.option("--base", type=click.Path(path_type=Path), help="Folder of the checkpoint, if it is there already.")
 @click.option("--in-this-process", is_flag=True, hidden=True)
-def main(out: Path | None, traced: str, layer: int, tokens: int, base: Path | None, in_this_process: bool) -> None:
+def main(
+    out: Path | None, shape: str, traced: str, layer: int, tokens: int, base: Path | None, in_this_process: bool
+) -> None:
     """Measure every step; exits with 1 where the bound is broken."""
     if in_this_process:
         assert base is not None
         return child(base, traced, layer, tokens)
     load, threads = load_before(torch.get_num_threads()), torch.get_num_threads()
-    report: dict[str, Any] = {"layers": traced, "layer": layer, "tokens": tokens, "steps": []}
+    report: dict[str, Any] = {"shape": shape, "layers": traced, "layer": layer, "tokens": tokens, "steps": []}
     with tempfile.TemporaryDirectory() as place:
         folder = base or Path(place) / "base"
         if not folder.exists():
             folder.mkdir()
-            write_base(folder)
+            (write_base if shape == "gpt2-xl" else write_llama)(folder)
             write_tokenizer(folder)
         report["weights"] = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
         report["bound"] = FACTOR * report["weights"] + BESIDE
@@ -142,11 +151,32 @@ def main(out: Path | None, traced: str, layer: int, tokens: int, base: Path | No
     report |= {**machine(threads, load), "dtype": "bfloat16"}
     print(text := table(report))
     if out is not None:
-        command = f"python evaluations/benchmarks/size.py --out {out}"
+        command = f"python evaluations/benchmarks/size.py --shape {shape} --layers {traced} --layer {layer} --out {out}"
         out.with_suffix(".json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-        head = f"# Memory and time at GPT-2 XL's shape\n\n`{command}`, {threads} thread(s), {report['cpu']}.\n\n"
+        head = f"# Memory and time at the shape of {shape}\n\n`{command}`, {threads} thread(s), {report['cpu']}.\n\n"
         out.with_suffix(".md").write_text(head + text, encoding="utf-8")
     sys.exit(max(row["peak"] for row in report["steps"]) > report["bound"])
+
+
+def write_llama(folder: Path) -> None:
+    """A checkpoint of Mistral 7B's shape, random, a shard for each four layers; it is never loaded."""
+    config = LlamaConfig(
+        hidden_size=4096, intermediate_size=14336, num_hidden_layers=32, num_attention_heads=32, num_key_value_heads=8,
+        vocab_size=VOCABULARY, tie_word_embeddings=False, dtype="bfloat16", bos_token_id=0, eos_token_id=0,
+    )  # fmt: skip
+    config.architectures = ["LlamaForCausalLM"]
+    with torch.device("meta"):
+        shapes = {name: tuple(p.shape) for name, p in AutoModelForCausalLM.from_config(config).named_parameters()}
+    generator, where = torch.Generator().manual_seed(0), dict[str, str]()
+    for name in shapes:
+        layer = int(name.split(".")[2]) if ".layers." in name else -1
+        where[name] = f"model-{layer // 4 + 2:05}-of-00009.safetensors"
+    for file in sorted(set(where.values())):
+        own = {name: shape for name, shape in shapes.items() if where[name] == file}
+        write_tensors(folder / file, {k: (torch.bfloat16, s, numbers(s, generator)) for k, s in own.items()})
+    index = {"metadata": {"total_size": 2 * sum(map(prod, shapes.values()))}, "weight_map": where}
+    (folder / INDEX).write_text(json.dumps(index, indent=2))
+    config.save_pretrained(folder)
 
 
 def write_tokenizer(folder: Path) -> None:

@@ -262,7 +262,7 @@ class Edit(Displayed):
             memory = editable.memories[address]
             total = double(memory.value)
             total = total + delta.dense.to(total.device)
-            for dtype in (memory.saved_dtype, memory.dtype):
+            for dtype in dict.fromkeys([memory.saved_dtype, memory.dtype]):
                 rounded(total, dtype)
         current = fingerprint(editable)
         if self.base == current:

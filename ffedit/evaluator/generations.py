@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from itertools import chain, takewhile
 from types import MappingProxyType
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -131,15 +132,21 @@ class Generations:
         for count, waiting in self._waiting.items():
             passes = {prefix.past for _, prefix in waiting}  # whose keys and values are all held
             if len(passes) >= PASSES or sum(len(prompt) for prompt, _ in waiting) >= TOKENS:
-                self._go_on(waiting, count)
+                _go_on([(self, count, *each) for each in waiting])
+                waiting.clear()
+
+    def _taken(self) -> list[Waiting]:
+        """Return the prompts that wait, and let them wait no longer."""
+        taken = [(self, count, *each) for count, waiting in self._waiting.items() for each in waiting]
+        self._waiting.clear()
+        return taken
 
     def finish(self, intervene: Intervention = untouched) -> None:
         """Go on from the prompts that wait, and from those of which no pass left keys and values.
 
         Where `follow` saw no pass at all, that is all prompts, and `intervene` acts in their passes.
         """
-        for count, waiting in self._waiting.items():
-            self._go_on(waiting, count)
+        _go_on(self._taken())
         self.begin_rest(intervene)
 
     def begin_rest(self, intervene: Intervention = untouched) -> None:
@@ -163,11 +170,6 @@ class Generations:
         unsettled = (request for request in requests if not self._settled(request))
         count = max((max(request.count, request.least) for request in unsettled), default=0)
         return min(count, self._editable.max_tokens + 1 - len(prompt))
-
-    def _go_on(self, waiting: list[tuple[Context, Prefix]], count: int) -> None:
-        """Continue the prompts that wait to `count` tokens."""
-        _go_on([(self, *each) for each in waiting], count)
-        waiting.clear()
 
     def _ends(self, text: Encoded) -> list[Context]:
         """Return the contexts of the tokens of an answer, and of the one behind it where that is needed."""
@@ -247,21 +249,23 @@ def finish_together(plain: Generations, edited: Generations, weights: Mapping[Ke
     A step takes as long for twice as many rows: it reads all weights. `edited` followed passes of the edited model, as
     `plain` did of the model itself, and neither left prompts to `begin_rest`.
     """
-    for count in sorted({*plain._waiting, *edited._waiting}):
-        waiting = [(own, *each) for own in (plain, edited) for each in own._waiting.pop(count, ())]
-        _go_on(waiting, count, edited, weights)
+    _go_on(plain._taken() + edited._taken(), edited, weights)
+
+
+# A prompt of one of the states, the number of tokens to go on to, and where its own tokens stand.
+Waiting: TypeAlias = tuple[Generations, int, Context, Prefix]
 
 
 def _go_on(
-    waiting: Sequence[tuple[Generations, Context, Prefix]],
-    count: int,
+    waiting: Sequence[Waiting],
     edited: Generations | None = None,
     weights: Mapping[KeyValueMemory, nn.Parameter] = MappingProxyType({}),
 ) -> None:
-    """Continue prompts of one or two states of a model to `count` tokens; `weights` act in the rows of `edited`."""
+    """Continue prompts of one or two states of a model in the same steps; `weights` act in the rows of `edited`."""
 
-    def said(rows: Sequence[tuple[Generations, Context, Prefix]]) -> list[list[int]]:
-        first = torch.tensor([own._said[prompt][:1] for own, prompt, _ in rows])
+    def said(rows: Sequence[Waiting]) -> list[list[int]]:
+        first = torch.tensor([own._said[prompt][:1] for own, _, prompt, _ in rows])
+        counts = [count for _, count, *_ in rows]
         changed = torch.tensor([own is edited for own, *_ in rows])
 
         @contextmanager
@@ -273,12 +277,12 @@ def _go_on(
 
         state = rows[0][0]
         new = continue_from(
-            state._editable, [prefix for *_, prefix in rows], first, count, ends=state._stops, step_of=step_of
+            state._editable, [prefix for *_, prefix in rows], first, counts, ends=state._stops, step_of=step_of
         )
-        return until(new.tolist(), state._stops)
+        return until([ids[:count] for ids, count in zip(new.tolist(), counts, strict=True)], state._stops)
 
     every = chain.from_iterable(split_on_oom(said, waiting, ModelError(NO_MEMORY))) if waiting else ()
-    for (own, prompt, _), ids in zip(waiting, every, strict=True):
+    for (own, _, prompt, _), ids in zip(waiting, every, strict=True):
         own._said[prompt] = tuple(ids)
 
 

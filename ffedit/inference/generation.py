@@ -277,27 +277,30 @@ def continue_from(
     editable: Editable,
     prefixes: Sequence[Prefix],
     first: Tensor,
-    count: int,
+    count: int | Sequence[int],
     choose: Chooser = greedy,
     ends: Collection[int] = (),
     step_of: Callable[[Tensor], AbstractContextManager[object]] = nullcontext,
 ) -> Tensor:
     """Return `count` next tokens of n rows that were run, [n, count], the first of which are known.
 
+    Where each row has a `count` of its own, the rest of its tokens are the last of these again.
+
     Args:
         editable: the model; one that is not `ragged` takes rows of one length only.
         prefixes: where each row's tokens stand.
         first: the token after these, [n, 1].
-        count: number of tokens; there is room for them in the model's context.
+        count: number of tokens, of all rows or of each; there is room for them in the model's context.
         choose: chooses each next token, of the rows that go on.
         ends: tokens after which a row does not go on: the rest of its tokens are that one again.
         step_of: makes a context manager for a step of the model, from the numbers of the rows that go on.
     """
     lengths = torch.tensor([len(prefix) for prefix in prefixes])
     width, cache = int(lengths.max()), cache_of(aligned(prefixes))
-    new, rows = first.repeat(1, count), torch.arange(len(lengths))
-    for step in range(1, count):
-        ended = _ended(new[rows, step - 1], ends)
+    counts = torch.tensor(count).expand(len(lengths))
+    new, rows = first.repeat(1, int(counts.max())), torch.arange(len(lengths))
+    for step in range(1, int(counts.max())):
+        ended = _ended(new[rows, step - 1], ends) | (counts[rows] <= step)
         if bool(ended.all()):
             break
         if bool(ended.any()):

@@ -30,6 +30,8 @@ from ffedit.model.memory import KeyValueMemory
 
 # Errors of a model that cannot be run with these inputs.
 RUN_ERRORS = (TypeError, ValueError, RuntimeError, LookupError, AttributeError)
+# Rows of a value matrix that are converted to float32 at once; new memory for all takes longer than the product.
+BLOCK = 256
 
 
 def find_and_verify(
@@ -227,7 +229,8 @@ def _product_error(memory: KeyValueMemory, key: Tensor, output: Tensor, d_model:
             f"{name}: {memory.name} gives {memory.shape[0]} features, but d_model is {d_model}; "
             "name the value matrix with --value-matrix"
         )
-    expected = key.float() @ memory.value.float().T
+    blocks = [W] if (W := memory.value).dtype == torch.float32 else W.split(BLOCK)
+    expected = torch.cat([key.float() @ block.float().T for block in blocks], -1)
     if memory.bias is not None:
         expected = expected + memory.bias.float()
     return _difference(expected, output, memory.name, name, torch.int8 if memory.quantised else memory.dtype)

@@ -161,6 +161,10 @@ def test_what_goes_on_from_a_pass_is_what_the_context_says(
             whole = continue_from(editable, done.prefixes, first, 5, ends=editable.ends).tolist()
             said = until(whole, editable.ends)
             assert said == [continuations(editable, [context], 5)[0] for context in done.contexts]
+            counts = [1 + (i + went_on) % 5 for i in range(len(said))]
+            own = continue_from(editable, done.prefixes, first, counts, ends=editable.ends).tolist()
+            for count, ids, expected in zip(counts, own, whole, strict=True):
+                assert ids[:count] == expected[:count] and set(ids[count:]) <= {ids[count - 1]}
             went_on += len(said)
     assert went_on == (len(some()) if editable.ragged else 0)
 
