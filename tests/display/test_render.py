@@ -115,6 +115,8 @@ def test_the_outcome_counts_what_took_and_what_moved() -> None:
     assert table[0].split() == ["changed", "for", "the", "worse", "before", "after"] and len(table) == 3
     assert table[2].split() == ["same_subject?", "so", "True", "so", "False", "other", "fact"]
     assert worse(asked_report([True] * 6, [True] * 6)) is None
+    shared = shown(worse(asked_report([True] * 6, [True, True, False, False, True, True]))).splitlines()
+    assert len(shared) == 3, "a prompt that stands twice is shown once"
 
 
 def test_lines_of_the_outcome_break_between_parts_only() -> None:
@@ -330,8 +332,11 @@ def test_progress_is_a_bar_on_a_terminal_and_elsewhere_a_line_now_and_then(monke
                     progress(stage, done, 2)
         assert ("tracing" in file.getvalue()) == (not quiet and terminal)
     # A stage has no line before 10 s, the next one when as much time has passed again, and none at its end.
-    monkeypatch.setattr("ffedit.display.terminal.progress_bar.time.monotonic", iter([0, 0, 9, 12, 22, 24, 48]).__next__)
+    # Where less is done than before it begins anew.
+    clock = iter([0, 0, 9, 12, 22, 24, 48, 100, 112])
+    monkeypatch.setattr("ffedit.display.terminal.progress_bar.time.monotonic", clock.__next__)
     with progress_bars(console=Console(file=(file := io.StringIO()))) as progress:
-        for done in range(6):
+        for done in (*range(6), 1, 2):
             progress("tracing", done, 5)
-    assert file.getvalue() == "tracing 2/5, 18 s left\ntracing 4/5, 6.0 s left\n"
+    anew = "tracing 1/5\ntracing 2/5, 18 s left\n"
+    assert file.getvalue() == f"tracing 2/5, 18 s left\ntracing 4/5, 6.0 s left\n{anew}"

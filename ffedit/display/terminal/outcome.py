@@ -59,12 +59,16 @@ def outcome(report: Report, about: Sequence[str]) -> RenderableType:
 
 
 def worse(report: Report) -> RenderableType | None:
-    """Render the first answers that were right before the edit and are wrong after it; None if there are none."""
-    wrong = [sides for kind in KINDS for sides in _asked(report, kind) if sides[0].right and not sides[1].right]
+    """Render the first answers that were right before the edit and are wrong after it; None if there are none.
+
+    A prompt that several facts share is shown once.
+    """
+    both = ((kind, sides) for kind in KINDS for sides in _asked(report, kind))
+    wrong = {(kind, b.prompt): (b, a) for kind, (b, a) in both if b.right and not a.right}
     if not wrong:
         return None
     table = plain_table(*(Column(name, overflow="fold") for name in ("changed for the worse", "before", "after", "")))
-    for before, after in wrong[:MOST_ROWS]:
+    for before, after in list(wrong.values())[:MOST_ROWS]:
         said = (Text(side.says or "(nothing)") for side in (before, after))
         table.add_row(Text(before.prompt), *said, Text(KINDS[before.score], style="dim"))
     return with_more(table, len(wrong) - MOST_ROWS)

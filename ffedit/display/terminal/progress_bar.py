@@ -61,16 +61,18 @@ class _SecondsLeft(ProgressColumn):
 def _lines(console: Console) -> Progress:
     """Return a callback that prints the progress as a line, with the time that the stage still takes.
 
-    A stage has its first line after `INTERVAL`, and another each time that it has taken twice as long.
+    A stage has its first line after `INTERVAL`, and another each time that it has taken twice as long. It begins anew
+    where less of it is done than before.
     """
     begun = last = time.monotonic()
-    current = ""
+    current, reached = "", 0
 
     def advance(stage: str, done: int, total: int) -> None:
-        nonlocal begun, last, current
+        nonlocal begun, last, current, reached
         now, name = time.monotonic(), stage.partition(":")[0]
-        if name != current:
+        if name != current or done < reached:
             current, begun = name, now
+        reached = done
         if done < total and now - last >= max(INTERVAL, last - begun):
             left = f", {duration((now - begun) * (total - done) / done)} left" if now > begun and done else ""
             console.print(f"{stage} {done}/{total}{left}", soft_wrap=True, markup=False, highlight=False)
