@@ -133,7 +133,7 @@ def edit(
             there, earlier edits that are not in the model, statistics that do not fit or cannot be collected, processes
             that were given different things, or no solution.
     """
-    check_model(editable, Editable)
+    check_model(editable)
     config = config or preset("default", method)
     EditError.require(config, EditConfig, "an EditConfig was expected: ffedit.EditConfig(seed=1)")
     EditError.require(stats, (Corpus, Mapping, NoneType), "a text or its statistics were expected: ffedit.Corpus(path)")
@@ -186,7 +186,7 @@ def collect_stats(
         EditError: a layer that is not there, a text that cannot be used, a tolerance and several processes, or
             processes that were given different things.
     """
-    check_model(editable, Editable)
+    check_model(editable)
     depth = len(editable.layers)
     layers = list(range(depth)) if layers is None else as_layers(layers)
     if not layers or not set(layers) <= set(range(depth)):

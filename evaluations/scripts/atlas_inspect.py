@@ -39,9 +39,9 @@ from torch import Tensor
 import ffedit
 from ffedit.display.terminal.progress_bar import progress_bars
 from ffedit.editor.provenance import versions
-from ffedit.inspector.rows import NOTHING, Positions
+from ffedit.inspector.rows import Positions
 from ffedit.inspector.views import log_prob_batches
-from ffedit.model.editable import Seen, Stack
+from ffedit.model.editable import Editable, Seen
 from ffedit.model.fingerprint import fingerprint
 from ffedit.model.tokenization import decode
 
@@ -59,6 +59,7 @@ INTRODUCTION = (
 SEED = 1
 TOP, POSITIONS, KEYS, TRIGGERS, SUREST, SHIFTS = 50, 2000, 100, 10, 100, 10
 TOKENS_PER_BATCH = 2048
+NOTHING = -1  # no position
 CASES = ("residual", "feed-forward", "agreement", "compromise")
 
 
@@ -73,18 +74,20 @@ class Layer(NamedTuple):
     positive: Tensor  # m > 0, [n, d_ff]
 
 
-def read_text(stack: Stack, positions: Positions, sample: Tensor, progress: ffedit.progress.Progress) -> list[Layer]:
+def read_text(
+    editable: Editable, positions: Positions, sample: Tensor, progress: ffedit.progress.Progress
+) -> list[Layer]:
     """Run the text once and keep every key's triggers, and the streams at `sample`, ascending [n]."""
-    total, done, contexts = len(positions), 0, set()
+    total, done, prefixes = len(positions), 0, set()
     is_new = torch.zeros(total, dtype=torch.bool)  # the first occurrence of its prefix
     for position in range(total):
-        if (context := positions.context(position)) not in contexts:
-            contexts.add(context)
+        if (prefix := positions.prefix(position)) not in prefixes:
+            prefixes.add(prefix)
             is_new[position] = True
-    widths = [feed_forward.d_ff for feed_forward in stack.feed_forward]
+    widths = [feed_forward.d_ff for feed_forward in editable.feed_forward]
     best = [(torch.zeros(d_ff, TOP), torch.full((d_ff, TOP), NOTHING)) for d_ff in widths]
     streams: list[list[tuple[Tensor, ...]]] = [[] for _ in widths]
-    for ids, inside, others in positions.batches(TOKENS_PER_BATCH):
+    for ids, inside in positions.batches(TOKENS_PER_BATCH):
         here = torch.arange(done, done + int(inside.sum()))
         new, chosen = is_new[here], torch.isin(here, sample)
 
@@ -99,17 +102,17 @@ def read_text(stack: Stack, positions: Positions, sample: Tensor, progress: ffed
             states = (stream[inside][of].clone() for stream in (seen.before, seen.added, seen.total))
             streams[seen.layer].append((*states, m[of] > 0))
 
-        stack.stream(ids, see, *others)
+        editable.stream(ids, see)
         progress("reading text", done := done + len(here), total)
     return [
         Layer(*kept, *map(torch.cat, zip(*pieces, strict=True))) for kept, pieces in zip(best, streams, strict=True)
     ]
 
 
-def read_vectors(stack: Stack, vectors: Tensor, *tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def read_vectors(editable: Editable, vectors: Tensor, *tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return the top token of each vector [n, d_model], its probability, and the ranks of each of `tokens` [k, n]."""
     tops, probabilities, ranks, done = [], [], [], 0
-    for log_p in log_prob_batches(stack, vectors):
+    for log_p in log_prob_batches(editable, vectors):
         best = log_p.max(-1)
         tops.append(best.indices)
         probabilities.append(best.values.exp())
@@ -119,38 +122,39 @@ def read_vectors(stack: Stack, vectors: Tensor, *tokens: Tensor) -> tuple[Tensor
     return torch.cat(tops), torch.cat(probabilities), torch.cat(ranks, 1)
 
 
-def measure(stack: Stack, positions: Positions, progress: ffedit.progress.Progress) -> dict[str, Any]:
+def measure(editable: Editable, positions: Positions, progress: ffedit.progress.Progress) -> dict[str, Any]:
     """Return every measure by layer, and what concerns all layers."""
     generator = torch.Generator().manual_seed(SEED)
     sample = torch.randperm(len(positions), generator=generator)[:POSITIONS].sort().values
-    layers = read_text(stack, positions, sample, progress)
+    layers = read_text(editable, positions, sample, progress)
     following = torch.tensor([positions.next(position) for position in range(len(positions))])
     text = Frequencies.of(row[:-1] for row in positions.rows)
-    prediction, _, _ = read_vectors(stack, layers[-1].after)
+    prediction, _, _ = read_vectors(editable, layers[-1].after)
     by_layer: dict[str, list[float]] = {}
     sure, top, agrees, any_agrees, at = [], [], [], [], []
-    for number, (layer, feed_forward) in enumerate(zip(layers, stack.feed_forward, strict=True)):
+    for number, (layer, feed_forward) in enumerate(zip(layers, editable.feed_forward, strict=True)):
         count = (layer.ends != NOTHING).sum(1)
         fires = count.nonzero()[:, 0]
-        contexts = {
-            key: [positions.context(i) for i in layer.ends[key, : count[key]].tolist()] for key in fires.tolist()
+        prefixes = {
+            key: [positions.prefix(i) for i in layer.ends[key, : count[key]].tolist()] for key in fires.tolist()
         }
-        shallow = [of for triggers in contexts.values() if (of := Shallow.of(triggers, text)) is not None]
+        shallow = [of for triggers in prefixes.values() if (of := Shallow.of(triggers, text)) is not None]
         drawn = fires[torch.randperm(len(fires), generator=generator)[:KEYS]].tolist()
-        prefixes = {key: [context.ids for context in contexts[key][:TRIGGERS]] for key in drawn}
-        removed = [of for key in drawn if (of := removal(stack, feed_forward, key, prefixes[key])) is not None]
+        removed = [
+            of for key in drawn if (of := removal(editable, feed_forward, key, prefixes[key][:TRIGGERS])) is not None
+        ]
         follows = torch.full_like(count, NOTHING)
         follows[fires] = following[layer.ends[fires, 0]]
         dealt = follows.clone()
         dealt[fires] = follows[fires[torch.randperm(len(fires), generator=generator)]]
-        says, probability, ranks = read_vectors(stack, feed_forward.value.T, follows, dealt)
+        says, probability, ranks = read_vectors(editable, feed_forward.value.T, follows, dealt)
         said = following[layer.ends[fires].clamp(min=0)] == says[fires, None]
         sure.append(probability[fires])
         top.append(says[fires])
         agrees.append(said[:, 0])
         any_agrees.append((said & (layer.ends[fires] != NOTHING)).any(1))
         at.append(torch.full_like(fires, number))
-        r, o, y = (read_vectors(stack, stream)[0] for stream in (layer.before, layer.added, layer.after))
+        r, o, y = (read_vectors(editable, stream)[0] for stream in (layer.before, layer.added, layer.after))
         cases = ((y == r) & (y != o), (y == o) & (y != r), (y == r) & (y == o), (y != r) & (y != o))
         zero = [not bool((says[active] == token).any()) for active, token in zip(layer.positive, o, strict=True)]
         for name, value in {
@@ -182,8 +186,8 @@ def measure(stack: Stack, positions: Positions, progress: ffedit.progress.Progre
         "shifted": mean(y != r),
         "shifts": [
             {
-                "prefix": decode(stack.tokenizer, positions.context(int(sample[i])).ids),
-                **{name: decode(stack.tokenizer, [int(of[i])]) for name, of in zip("roy", (r, o, y), strict=True)},
+                "prefix": decode(editable.tokenizer, positions.prefix(int(sample[i]))),
+                **{name: decode(editable.tokenizer, [int(of[i])]) for name, of in zip("roy", (r, o, y), strict=True)},
             }
             for i in turned[torch.randperm(len(turned), generator=generator)[:SHIFTS]].tolist()
         ],

@@ -29,8 +29,8 @@ from torch import Tensor
 from ffedit.algebra.linalg import double
 from ffedit.inference import replay
 from ffedit.inference.batching import batches
-from ffedit.inspector.rows import Context, Row
-from ffedit.model.editable import Stack
+from ffedit.inspector.rows import Row
+from ffedit.model.editable import Editable
 from ffedit.model.feed_forward import FeedForward
 from ffedit.model.tokenization import pad
 
@@ -80,12 +80,12 @@ class Shallow:
     is_shallow: bool  # whether `covered` is at least half
 
     @classmethod
-    def of(cls, triggers: Sequence[Context], text: Frequencies) -> Shallow | None:
+    def of(cls, triggers: Sequence[Row], text: Frequencies) -> Shallow | None:
         """Find the shallow patterns in the triggers of a key; None without triggers."""
         if not triggers:
             return None
-        lasts = [ids[at : at + 1] for ids, at in triggers]
-        pairs = [ids[max(0, at - 1) : at + 1] for ids, at in triggers]  # a prefix of one token has no pair
+        lasts = [ids[-1:] for ids in triggers]
+        pairs = [ids[-2:] for ids in triggers]  # a prefix of one token has no pair
         counts = Counter(lasts) + Counter(pair for pair in pairs if len(pair) == 2)
         patterns = {ending for ending, count in counts.items() if _surprising(count, len(triggers), text.share(ending))}
         covered = sum(bool({last, pair} & patterns) for last, pair in zip(lasts, pairs, strict=True)) / len(triggers)
@@ -132,28 +132,28 @@ def _shortened(ids: Row, start: Sequence[int], rng: Random) -> list[Row]:
     return [ids, *(ids[:i] + ids[i + 1 :] for i in (first, len(ids) - 1, rng.choice(inside)))]
 
 
-def removal(stack: Stack, layer: FeedForward, key: int, prefixes: Sequence[Row]) -> Removal | None:
+def removal(editable: Editable, layer: FeedForward, key: int, prefixes: Sequence[Row]) -> Removal | None:
     """Return the effect of removing tokens from the triggers of a key of a causal decoder's layer.
 
     None where no trigger has two tokens. The layer may be reduced to some of its experts.
     """
     rng = Random(f"{layer.layer}/{key}")
-    rows = list(chain.from_iterable(_shortened(ids, stack.start_tokens, rng) for ids in prefixes))
+    rows = list(chain.from_iterable(_shortened(ids, editable.start_tokens, rng) for ids in prefixes))
     if not rows:
         return None
-    coefficients = double(_last_coefficients(stack, layer, key, rows)).view(-1, VERSIONS)
+    coefficients = double(_last_coefficients(editable, layer, key, rows)).view(-1, VERSIONS)
     first, last, random = ((coefficients[:, 1:] - coefficients[:, :1]) / coefficients[:, :1]).mean(0).tolist()
     return Removal(first, last, random, len(coefficients))
 
 
 @torch.no_grad()
-def _last_coefficients(stack: Stack, layer: FeedForward, key: int, rows: Sequence[Row]) -> Tensor:
+def _last_coefficients(editable: Editable, layer: FeedForward, key: int, rows: Sequence[Row]) -> Tensor:
     """Return the coefficient of a key of a layer at the last token of each row, [n] float32."""
     result = torch.empty(len(rows))
     for members in batches([len(ids) for ids in rows], TOKENS_PER_BATCH):
         ids = pad([rows[i] for i in members])
         ends = torch.arange(len(members)) * ids.shape[1] + torch.tensor([len(rows[i]) - 1 for i in members])
         with layer.keys() as seen:
-            replay.run_to(stack, ids, layer.layer)
+            replay.run_to(editable, ids, layer.layer)
         result[members] = seen()[ends, key].float().cpu()
     return result

@@ -82,7 +82,7 @@ def bench(
         ModelError: the unedited model's output is not finite.
         OSError: the results cannot be written to disk.
     """
-    check_model(editable, Editable)
+    check_model(editable)
     facts, layers = as_facts(facts), None if layers is None else as_layers(layers)
     group, path, plan = process_group or ProcessGroup(), Path(out), Mode.parse(mode)
     configs = settings.configured([methods] if isinstance(methods, str) else list(methods), config)

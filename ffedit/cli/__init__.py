@@ -50,7 +50,7 @@ PANELS = {
         *("--tokens", "--seed"),
     ),
     "The model": (
-        *("--model", "--chat", "--device", "--dtype", "--revision", "--trust-remote-code", "--value-matrix", "--stack"),
+        *("--model", "--chat", "--device", "--dtype", "--revision", "--trust-remote-code", "--value-matrix"),
         *("--device-map", "--offload", "--max-memory"),
     ),
     "Output": (

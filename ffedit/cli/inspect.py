@@ -38,9 +38,6 @@ def inspect() -> None:
 @click.argument("name", metavar="L[.E].I")
 @click.option("--top", default=10, type=options.COUNT, help="Number of tokens and triggers to show.")
 @corpus_options
-@click.option(
-    "--stack", "half", type=click.Choice(["encoder", "decoder"]), help="Half of an encoder–decoder to inspect."
-)
 @options.model_options
 @options.html_option
 def memory(**given: Any) -> None:

@@ -39,7 +39,7 @@ from ffedit.layer_choice.calibrate import LayerChoice
 from ffedit.layer_choice.site_map import SiteMap
 from ffedit.locator import Trace, TraceSet
 from ffedit.locator.result import Aggregate
-from ffedit.model.editable import Editable, Stack
+from ffedit.model.editable import Editable
 
 WIDTH = 100
 GREY, RED, GREEN, YELLOW, BLUE, VIOLET, CYAN = (
@@ -123,7 +123,6 @@ VIEWS: Mapping[type, Callable[[Any], RenderableType]] = {
     PromptView: prompt_view,
     Report: _report,
     SiteMap: site_map_view,
-    Stack: model_line,
     Trace: _trace,
     TraceSet: _trace,
 }

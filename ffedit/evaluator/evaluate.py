@@ -186,11 +186,11 @@ def evaluate(
             be read, or processes were given different things.
         ModelError: the model's numbers are not finite.
     """
-    check_model(editable, Editable)
+    check_model(editable)
     if edit is not None:
         check_edit(edit)
     if edited is not None:
-        check_model(edited, Editable)
+        check_model(edited)
         if edit is not None:
             raise EditError("an edit and an edited model were given; give one of them")
         check_tokenizers(editable, edited)

@@ -128,7 +128,7 @@ def explain(
         FactError: a prompt or object does not fit the tokenizer or the model.
         EditError: the edit does not belong to this model, or is applied already.
     """
-    check_model(editable, Editable)
+    check_model(editable)
     check_edit(edit)
     facts = as_facts(facts)
     edit.check(editable)

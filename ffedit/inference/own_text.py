@@ -1,7 +1,7 @@
 """Text that a model says by itself: how it begins, what it is drawn from, and where it is kept.
 
-It begins as the model's texts do: with the tokens that its tokenizer puts in front (`Stack.start_tokens`), which stay
-in front of each row. Where the tokenizer puts nothing, a first token is needed all the same, and it is
+It begins as the model's texts do: with the tokens that its tokenizer puts in front (`Editable.start_tokens`), which
+stay in front of each row. Where the tokenizer puts nothing, a first token is needed all the same, and it is
 
 - the first word of a sentence of the neutral text, if the model predicts that text well: part of the row, as any word.
   It is said behind a line break, which is not: as the first token, an attention sink, the word would tell nothing;

@@ -22,7 +22,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from ffedit.inference.past import Past, Prefix, aligned, cache_of, inputs_after
-from ffedit.model.editable import Editable, Stack
+from ffedit.model.editable import Editable
 from ffedit.model.hooks import capture, only_at, replace_input
 
 
@@ -59,17 +59,17 @@ def forward(editable: Editable, ids: Tensor, read: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def run_to(stack: Stack, ids: Tensor, layer: int, *others: Tensor | None, **inputs: Any) -> None:
+def run_to(editable: Editable, ids: Tensor, layer: int, **inputs: Any) -> None:
     """Run `ids` [batch, tokens], right-padded, through layers 0 … `layer` and no further, for hooks to read.
 
-    `others` are mask, source and its mask, as of `Stack.forward`; or else `inputs` are the model's own beside `ids`.
+    `inputs` are the model's own beside `ids`.
     """
-    nothing = torch.zeros(*ids.shape, stack.d_model, dtype=stack.feed_forward[0].dtype, device=stack.device)
-    with stack.skipping(stack.layers[layer + 1 :], nothing), stack.without_logits():
+    nothing = torch.zeros(*ids.shape, editable.d_model, dtype=editable.feed_forward[0].dtype, device=editable.device)
+    with editable.skipping(editable.layers[layer + 1 :], nothing), editable.without_logits():
         if inputs:
-            stack.run(input_ids=ids, **inputs)
+            editable.run(input_ids=ids, **inputs)
         else:
-            stack.forward(ids, *others)
+            editable.forward(ids)
 
 
 @torch.no_grad()

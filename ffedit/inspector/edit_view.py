@@ -123,7 +123,7 @@ def inspect_edit(
     Raises:
         EditError: the edit does not fit the model or is applied already, or the corpus cannot be used.
     """
-    check_model(editable, Editable)
+    check_model(editable)
     check_edit(edit)
     edit.check(editable)
     corpus, tokenizer = corpus or Corpus(tokens=READ_TOKENS), editable.tokenizer
@@ -217,7 +217,7 @@ class _Text:
 
         return tuple(
             Passage(
-                prefix=Prefix.of(tokenizer, *self.positions.context(i)),
+                prefix=Prefix.of(tokenizer, self.positions.prefix(i)),
                 coefficient=None if coefficients is None else float(coefficients[i]),
                 before=predicted(self.before, i),
                 after=predicted(self.after, i),
@@ -235,14 +235,14 @@ def _read_twice(
     size = MAX_LOGITS // editable.vocabulary
     coefficients: list[list[Tensor]] = [[] for _ in added]
     before, after, kept, done = [], [], [], 0
-    for ids, inside, _ in positions.batches(size):
+    for ids, inside in positions.batches(size):
         log_probs, keys = _read(editable, ids, inside, edit.updates)
         for memory, collected in zip(added, coefficients, strict=True):
             collected.append(double(keys[memory.address]) @ memory.key)
         before.append(log_probs.max(-1))
         progress("reading text", done := done + len(log_probs), 2 * len(positions))
     with edit.applied(editable):
-        for (ids, inside, _), old in zip(positions.batches(size), before, strict=True):
+        for (ids, inside), old in zip(positions.batches(size), before, strict=True):
             log_probs, _ = _read(editable, ids, inside, ())
             after.append(log_probs.max(-1))
             kept.append(log_probs.gather(-1, old.indices[:, None])[:, 0].exp())

@@ -17,7 +17,7 @@ from torch import Tensor
 from ffedit.algebra.linalg import double
 from ffedit.inference import replay
 from ffedit.inference.corpus import Corpus
-from ffedit.inspector.rows import NOTHING, Positions
+from ffedit.inspector.rows import Positions
 from ffedit.inspector.views import (
     Distribution,
     MemoryIndex,
@@ -27,7 +27,7 @@ from ffedit.inspector.views import (
     log_probabilities,
     rank,
 )
-from ffedit.model.editable import Stack, check_model
+from ffedit.model.editable import Editable, check_model
 from ffedit.model.feed_forward import FeedForward, Keys
 from ffedit.model.memory import KeyValueMemory
 from ffedit.notebook import Displayed
@@ -40,13 +40,12 @@ TOKENS_PER_BATCH = 4096
 
 @dataclass(frozen=True)
 class Trigger(View):
-    """Trigger of a key: a prefix or, in a stack that is not causal, a position of a text."""
+    """Trigger of a key."""
 
     prefix: Prefix  # the text
-    coefficient: float  # m_i at its last token, or at the position
-    # The token that follows it in the text, with the probability that the value gives it; None where none does.
-    next: TokenProbability | None
-    rank: int | None  # rank of that token in the value's distribution, 1 the most probable; None likewise
+    coefficient: float  # m_i at its last token
+    next: TokenProbability  # the token that follows it in the text, with the probability that the value gives it
+    rank: int  # rank of that token in the value's distribution, 1 the most probable
 
 
 @dataclass(frozen=True)
@@ -64,9 +63,6 @@ class MemoryView(View, Displayed):
     tokens: int  # number of positions that were read
     active: float  # share of them at which the coefficient is positive
     triggers: tuple[Trigger, ...]  # the prefixes with the largest coefficients, equal ones once
-    stack: str = "decoder"  # or "encoder"
-    # Differences from a causal decoder, and what could not be measured; None for a causal decoder.
-    note: str | None = None
     sent: float | None = None  # share of the tokens that the router sends to the expert; None where no router chooses
 
     def __repr__(self) -> str:
@@ -75,7 +71,7 @@ class MemoryView(View, Displayed):
 
 
 def inspect_memory(
-    editable: Stack,
+    editable: Editable,
     memory: str | MemoryIndex,
     *,
     corpus: Corpus | None = None,
@@ -85,15 +81,14 @@ def inspect_memory(
     """Inspect one memory: the distribution of its value, and its triggers in a text.
 
     Args:
-        editable: the model, or a stack of one; what cannot be measured on a stack is None.
+        editable: the model.
         memory: "L.I" for memory I of layer L, "L.E.I" in expert E; or a `MemoryIndex`.
-        corpus: the text to look for triggers in; by default text that the model samples, if it is a decoder.
+        corpus: the text to look for triggers in; by default text that the model samples.
         top: number of triggers, and of tokens at each end of the distribution.
         progress: progress callback.
 
     Raises:
         EditError: there is no such memory, or the corpus cannot be used.
-        ModelError: the model has no unembedding.
     """
     check_model(editable)
     slot = MemoryIndex.find(editable.memories, memory)
@@ -107,10 +102,8 @@ def inspect_memory(
     triggers = []
     for position in positions.largest(coefficients, top):
         token = positions.next(position)
-        next_token = None if token == NOTHING else TokenProbability.of(tokenizer, log_p, token)
-        next_rank = None if token == NOTHING else rank(log_p, token)
-        prefix = Prefix.of(tokenizer, *positions.context(position))
-        triggers.append(Trigger(prefix, float(coefficients[position]), next_token, next_rank))
+        prefix, follows = Prefix.of(tokenizer, positions.prefix(position)), TokenProbability.of(tokenizer, log_p, token)
+        triggers.append(Trigger(prefix, float(coefficients[position]), follows, rank(log_p, token)))
     return MemoryView(
         model=editable.name,
         slot=slot,
@@ -123,15 +116,13 @@ def inspect_memory(
         tokens=len(positions),
         active=float(double(coefficients > 0).mean()),
         triggers=tuple(triggers),
-        stack=editable.kind,
-        note=positions.layout.note,
         sent=None if matrix.slot is None else sent,
     )
 
 
 @torch.no_grad()
 def _coefficients(
-    stack: Stack, layer: FeedForward, index: int, positions: Positions, progress: Progress
+    editable: Editable, layer: FeedForward, index: int, positions: Positions, progress: Progress
 ) -> tuple[Tensor, float]:
     """Return a memory's coefficient at every position, [n] float32, and the share of positions routed to its expert."""
     coefficients: list[Tensor] = []
@@ -145,8 +136,8 @@ def _coefficients(
 
     done = 0
     with layer.watched(take):
-        for ids, inside, others in positions.batches(TOKENS_PER_BATCH):
-            replay.run_to(stack, ids, layer.layer, *others)
+        for ids, inside in positions.batches(TOKENS_PER_BATCH):
+            replay.run_to(editable, ids, layer.layer)
             for column in (coefficients, routed):
                 column[-1] = column[-1].reshape(ids.shape)[inside]
             progress("reading text", done := done + int(inside.sum()), len(positions))

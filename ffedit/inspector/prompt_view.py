@@ -26,7 +26,7 @@ from torch import Tensor
 from ffedit.errors import EditError
 from ffedit.inspector.scaling import Promotion, check_scalings, next_log_probs, promote, scaled_memories, token_after
 from ffedit.inspector.views import Distribution, MemoryIndex, TokenProbability, View, log_probabilities, rank
-from ffedit.model.editable import Editable, Seen, Stack, check_model
+from ffedit.model.editable import Editable, Seen, check_model
 from ffedit.model.feed_forward import FeedForward
 from ffedit.model.memory import Address
 from ffedit.model.tokenization import decode
@@ -124,7 +124,7 @@ def inspect_prompt(
         EditError: the prompt is empty, a memory does not exist, `promoted` is not one token, or the model overflows.
         FactError: the prompt is too long, or no text.
     """
-    check_model(editable, Editable)
+    check_model(editable)
     if not prompt.strip():
         raise EditError("the prompt is empty; give some words")
     turns = check_scalings(editable.memories, scaled or {})
@@ -157,11 +157,11 @@ def inspect_prompt(
 
 
 @torch.no_grad()
-def _layers(stack: Stack, ids: Tensor, final: int, top: int) -> tuple[LayerView, ...]:
+def _layers(editable: Editable, ids: Tensor, final: int, top: int) -> tuple[LayerView, ...]:
     """Return the views of all layers at the last token of `ids` [1, n]; all vectors are unembedded in one batch."""
     vectors, of_layers = [], []
-    for seen in stack.activations(ids):
-        layer, weights, m, bias = _reached(stack.feed_forward[seen.layer], seen)
+    for seen in editable.activations(ids):
+        layer, weights, m, bias = _reached(editable.feed_forward[seen.layer], seen)
         wide = torch.promote_types(m.dtype, torch.float32)
         m, value = m.to(wide), layer.value.to(wide)
         output = value @ m + (0 if bias is None else bias.to(wide))
@@ -172,11 +172,11 @@ def _layers(stack: Stack, ids: Tensor, final: int, top: int) -> tuple[LayerView,
         streams = (at[0, -1].float() for at in (seen.before, seen.added, seen.total))
         vectors += [*streams, *(value[:, strongest].float() * m[strongest].sign()).T]
         of_layers.append((layer, weights, m, strengths, shares, strongest))
-    log_probs = iter(log_probabilities(stack, torch.stack([vector.cpu() for vector in vectors])))
+    log_probs = iter(log_probabilities(editable, torch.stack([vector.cpu() for vector in vectors])))
 
     def readout() -> Readout:
         log_p = next(log_probs)
-        return Readout(TokenProbability.of(stack.tokenizer, log_p), float(log_p[final].exp()), rank(log_p, final))
+        return Readout(TokenProbability.of(editable.tokenizer, log_p), float(log_p[final].exp()), rank(log_p, final))
 
     views = []
     for layer, weights, m, strengths, shares, strongest in of_layers:
@@ -187,7 +187,7 @@ def _layers(stack: Stack, ids: Tensor, final: int, top: int) -> tuple[LayerView,
                 coefficient=float(m[i]),
                 strength=float(strengths[i]),
                 share=float(shares[i]),
-                promotes=TokenProbability.of(stack.tokenizer, next(log_probs)),
+                promotes=TokenProbability.of(editable.tokenizer, next(log_probs)),
             )
             for i in strongest
         )

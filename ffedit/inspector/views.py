@@ -22,7 +22,7 @@ from transformers import PreTrainedTokenizerBase
 from ffedit.algebra.linalg import double
 from ffedit.errors import EditError
 from ffedit.inference.generation import log_softmax
-from ffedit.model.editable import Stack
+from ffedit.model.editable import Editable
 from ffedit.model.memory import Address, Memories
 from ffedit.model.tokenization import decode
 
@@ -132,16 +132,16 @@ class Distribution(View):
         return cls(top, bottom, top[0].probability, entropy)
 
 
-def log_prob_batches(stack: Stack, vectors: Tensor) -> Iterator[Tensor]:
+def log_prob_batches(editable: Editable, vectors: Tensor) -> Iterator[Tensor]:
     """Yield log p [n, vocabulary] of vectors [.., d_model], as many at once as have `MAX_LOGITS` logits."""
-    for batch in vectors.split(max(1, MAX_LOGITS // stack.vocabulary)):
+    for batch in vectors.split(max(1, MAX_LOGITS // editable.vocabulary)):
         if len(batch):
-            yield log_softmax(stack.read(batch))
+            yield log_softmax(editable.read(batch))
 
 
-def log_probabilities(stack: Stack, vectors: Tensor) -> Tensor:
+def log_probabilities(editable: Editable, vectors: Tensor) -> Tensor:
     """Return log p [n, vocabulary], float32 on the CPU, of vectors [n, d_model] through final norm and unembedding."""
-    return torch.cat([log_p.cpu() for part in (vectors[:1], vectors[1:]) for log_p in log_prob_batches(stack, part)])
+    return torch.cat([log_p.cpu() for part in (vectors[:1], vectors[1:]) for log_p in log_prob_batches(editable, part)])
 
 
 def token_text(tokenizer: PreTrainedTokenizerBase, token: int) -> str:
@@ -160,13 +160,11 @@ class Prefix(View):
 
     text: str  # the text before the position's token, without special tokens
     last: str  # the position's token, with the space before it where there is one
-    after: str = ""  # the text after it, where the stack sees that, too
 
     @classmethod
-    def of(cls, tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], at: int) -> Prefix:
-        """Decode token ids, with the token at index `at` separate."""
-        before, up_to, whole = (decode(tokenizer, part, special=False) for part in (ids[:at], ids[: at + 1], ids))
+    def of(cls, tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> Prefix:
+        """Decode token ids, with the last one separate."""
+        before, whole = (decode(tokenizer, part, special=False) for part in (ids[:-1], ids))
         # Some tokenizers drop the space before a token that stands alone.
-        last = up_to[len(before) :] if up_to.startswith(before) else ""
-        after = whole[len(up_to) :] if whole.startswith(up_to) else decode(tokenizer, ids[at + 1 :], special=False)
-        return cls(before, last or token_text(tokenizer, ids[at]), after)
+        last = whole[len(before) :] if whole.startswith(before) else ""
+        return cls(before, last or token_text(tokenizer, ids[-1]))

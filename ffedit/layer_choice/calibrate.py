@@ -193,7 +193,7 @@ def choose_layer(
         EditError: an unknown method, a layer that is not there or from which nothing reaches the answers, a model that
             knows fewer than `LEAST` of the facts, or statistics that cannot be collected.
     """
-    check_model(editable, Editable)
+    check_model(editable)
     started, depth = time.perf_counter(), len(editable.layers)
     config = config or preset("default", check_method(method).name)
     auto = auto_layer(editable, method)

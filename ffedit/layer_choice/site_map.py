@@ -168,7 +168,7 @@ def site_map(
         FactError: the fact does not fit the model, or layers are not there.
         EditError: statistics do not fit or cannot be collected.
     """
-    check_model(editable, Editable)
+    check_model(editable)
     FactError.require(fact, (Fact, Mapping), "one fact was expected")
     config = config or EditConfig()
     EditError.require(config, EditConfig, "an EditConfig was expected: ffedit.EditConfig(seed=1)")

@@ -21,9 +21,7 @@ from accelerate.utils import convert_file_size_to_int
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
-    AutoModelForMaskedLM,
     AutoModelForMultimodalLM,
-    AutoModelForSeq2SeqLM,
     AutoTokenizer,
     PreTrainedConfig,
     PreTrainedModel,
@@ -31,11 +29,10 @@ from transformers import (
 )
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
-    MODEL_FOR_MASKED_LM_MAPPING_NAMES,
     MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES,
 )
 
-from ffedit.errors import EditError, ModelError
+from ffedit.errors import ModelError
 from ffedit.files.shards import INDEX, SINGLE
 from ffedit.files.tensor_ranges import FLOATS, contents
 from ffedit.inference.distributed import own_device
@@ -43,8 +40,8 @@ from ffedit.loading.gguf import converted, default_dtype, has_weights, read_weig
 from ffedit.loading.gguf_reader import checked
 from ffedit.loading.names import EMBEDDED, NAMED, gguf_file, is_local
 from ffedit.loading.reading import check_declared, check_loaded, readable
-from ffedit.loading.verify import find_and_verify, find_stacks
-from ffedit.model.editable import Editable, Stack
+from ffedit.loading.verify import find_and_verify
+from ffedit.model.editable import Editable
 from ffedit.model.storage import device_of
 from ffedit.model.tokenization import turn
 from ffedit.progress import Progress, silent
@@ -97,37 +94,6 @@ def load_model(
     return editable
 
 
-def load_stacks(
-    name_or_path: Source = "atlas",
-    *,
-    device: str | torch.device = "auto",
-    dtype: Dtype | torch.dtype = "auto",
-    revision: str | None = None,
-    trust_remote_code: bool = False,
-    value_matrix: str | None = None,
-    device_map: DeviceMap | None = None,
-    offload_folder: str | Path | None = None,
-    max_memory: Mapping[int | str, int | str] | None = None,
-    progress: Progress = silent,
-) -> list[Stack]:
-    """Load the stacks of a model, ready to be inspected, the encoder first; arguments as of `load`.
-
-    Raises:
-        ModelError: it cannot be found, read, recognised or spread; one line says why.
-    """
-    device, dtype_name = str(device), str(dtype).removeprefix("torch.")
-    spread = spread_over(device, device_map, offload_folder, max_memory)
-    if not isinstance(name_or_path, str | Path):
-        pair = _ready_pair(name_or_path, device, dtype_name, revision, trust_remote_code, device_map)
-        return find_stacks(*pair, value_matrix)
-    checkpoint = opened(str(name_or_path), revision, trust_remote_code, progress)
-    if (auto_class := _auto_class(checkpoint.config)) is None:
-        return [_decoder(checkpoint, dtype_name, spread, value_matrix, progress)]
-    auto, kind = auto_class
-    model, tokenizer, _ = _read(checkpoint, (auto,), kind, dtype_name, spread, progress)
-    return find_stacks(model, tokenizer, checkpoint.name, value_matrix)
-
-
 def _decoder(
     opened: Opened, dtype: str, spread: Mapping[str, Any], value_matrix: str | None, progress: Progress
 ) -> Editable:
@@ -176,30 +142,6 @@ def first_that_runs(classes: Sequence[Any], path: str, **options: Any) -> Any:
         except AttributeError:
             del loaded, model  # before the next is in memory, too
     return classes[-1].from_pretrained(path, **options)
-
-
-def _auto_class(config: Any) -> tuple[Any, str] | None:
-    """Return the transformers class for the model with its head, and the kind of model; None for a causal decoder."""
-    if config.is_encoder_decoder:
-        return AutoModelForSeq2SeqLM, "sequence-to-sequence"
-    causal, masked = (
-        names.get(config.model_type) for names in (MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_FOR_MASKED_LM_MAPPING_NAMES)
-    )
-    # Many model types have an encoder and a decoder variant; the checkpoint's config names its own.
-    if masked is None or getattr(config, "is_decoder", False) or causal in (config.architectures or ()):
-        return None
-    return AutoModelForMaskedLM, "masked"
-
-
-def choose_stack(stacks: list[Stack], kind: str | None) -> Stack:
-    """Return a model's stack of a `kind`, its only one where `kind` is None; EditError where it is not just one."""
-    kinds = " and ".join("an encoder" if stack.kind == "encoder" else "a decoder" for stack in stacks)
-    if kind is None and len(stacks) > 1:
-        raise EditError(f"{stacks[0].name} has {kinds}; say which one with --stack encoder or --stack decoder")
-    matching = [stack for stack in stacks if kind in (None, stack.kind)]
-    if not matching:
-        raise EditError(f"{stacks[0].name} has {kinds} and no other stack; leave --stack {kind} out")
-    return matching[0]
 
 
 def _ready_pair(

@@ -4,7 +4,6 @@
 `num_hidden_layers` modules) and in each the value matrix by its role in the feed-forward block; *verify* with one
 forward pass that the parts found satisfy W k + b = observed output, and that running on from the middle of a
 recorded pass gives the logits of the whole. What is not recognised is refused, and the error lists what was found.
-Encoders and both halves of encoder–decoders, which are inspected only, are treated in the same way.
 """
 
 from __future__ import annotations
@@ -21,11 +20,11 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from ffedit.errors import ModelError, brief
 from ffedit.inference import contexts, replay
 from ffedit.model import storage
-from ffedit.model.discover import Layer, find_attention, find_feed_forward, find_layers, find_memory
-from ffedit.model.editable import Editable, Kind, Stack
+from ffedit.model.discover import Layer, find_attention, find_feed_forward, find_layers
+from ffedit.model.editable import Editable
 from ffedit.model.experts import Mixture, Routed
 from ffedit.model.feed_forward import FeedForward
-from ffedit.model.hooks import calls, capture, capture_returned, leaves
+from ffedit.model.hooks import capture, capture_returned
 from ffedit.model.memory import KeyValueMemory
 
 # Errors of a model that cannot be run with these inputs.
@@ -62,57 +61,6 @@ def find_and_verify(
     ]
     _verify(editable)
     return editable
-
-
-def find_stacks(
-    model: Any, tokenizer: PreTrainedTokenizerBase, name: str = "model", value_matrix: str | None = None
-) -> list[Stack]:
-    """Find and verify the stacks of any transformers model that reads text, the encoder first.
-
-    Arguments and errors are those of `find_and_verify`; the model may be a causal decoder, an encoder, or both.
-    """
-    model = _transformers_model(model, name)
-    if model.config.is_encoder_decoder:
-        encoder = _find_stack(model, model.get_encoder(), "encoder", tokenizer, name, value_matrix)
-        return [encoder, _find_stack(model, model.get_decoder(), "decoder", tokenizer, name, value_matrix)]
-    if model.can_generate():
-        return [find_and_verify(model, tokenizer, name, value_matrix)]
-    return [_find_stack(model, model.base_model, "encoder", tokenizer, name, value_matrix)]
-
-
-def _find_stack(
-    model: PreTrainedModel,
-    body: nn.Module,
-    kind: Kind,
-    tokenizer: PreTrainedTokenizerBase,
-    name: str,
-    value_matrix: str | None,
-) -> Stack:
-    """Find and verify the layers in an encoder, or in one half of a pair."""
-    layers = find_layers(body, name)
-    stack = Stack(model, tokenizer, name, layers, kind=kind, max_tokens=_longest_input(body.config, body, 512))
-    for i, layer in enumerate(layers):
-        memory = find_memory(Layer(model, layer, i, name, stack.probe, value_matrix))
-        stack.feed_forward.append(FeedForward(i, memory.module, (memory,)))
-    modules = {address: memory.module for address, memory in stack.memories.items()}
-    inside = {id(module) for layer in layers for module in layer.modules()}
-    outside = [module for module in leaves(body) if id(module) not in inside]
-    with (
-        capture(modules, inputs=True) as keys,
-        capture(modules) as outputs,
-        capture({0: layers[-1]}) as last,
-        capture_returned(layers[-1]) as returned,
-        calls(outside) as around,
-    ):
-        stack.probe()
-    if not torch.isfinite(last[0]).all():
-        raise ModelError(f"{name}: the {kind} gives numbers that are not finite; use another checkpoint or dtype")
-    for address, memory in stack.memories.items():
-        _product_error(memory, keys[address], outputs[address], last[0].shape[-1], name)
-    stack.layer_outputs = len(returned[0]) if isinstance(returned[0], tuple) else 0
-    norm = next((module for module, x, _ in around if torch.equal(x, last[0])), None)
-    stack.norm = next((path for path, module in model.named_modules() if module is norm), "")
-    return stack
 
 
 def _transformers_model(model: Any, name: str) -> PreTrainedModel:

@@ -139,7 +139,7 @@ def locate_all(
             corruption needs, or a setting is invalid.
         ModelError: a part of the model was not recognised, or its output is not finite.
     """
-    check_model(editable, Editable)
+    check_model(editable)
     facts = as_facts(facts)
     if not facts:
         raise FactError("no facts to trace; give at least one")

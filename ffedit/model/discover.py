@@ -5,9 +5,9 @@ experts) and by the number of such modules; a forward pass verifies that it does
 A module that is not recognised is refused, and the error lists what was found.
 
 Blocks add their feed-forward output to the residual stream differently: some normalise it before they add it (Gemma 2,
-OLMo 2), some normalise the sum (BERT, BART), some scale it (Granite), some add attention and feed-forward output at
-once (GPT-J, Falcon). So it is observed which modules run behind the value matrix, or a mixture's block, and, in a pass
-in which the last layer adds nothing, what the stream is without their output.
+OLMo 2), some normalise the sum (GPT-1, OPT-350m), some scale it (Granite), some add attention and feed-forward output
+at once (GPT-J, Falcon). So it is observed which modules run behind the value matrix, or a mixture's block, and, in a
+pass in which the last layer adds nothing, what the stream is without their output.
 """
 
 from __future__ import annotations
@@ -33,17 +33,16 @@ from ffedit.model.roles import ATTENTION_ROLES, ATTENTION_WORDS, SHARED_GATES, V
 from ffedit.model.storage import is_floating, is_quantised
 
 
-def find_layers(body: nn.Module, name: str, count: int | None = None) -> list[nn.Module]:
-    """Return the one list of modules in a decoder or encoder that is in no other list, of length `count` if given."""
+def find_layers(body: nn.Module, name: str, count: int) -> list[nn.Module]:
+    """Return the one list of `count` modules in a decoder that is in no other list."""
     nested = {path: child for path, child in body.named_modules() if isinstance(child, nn.ModuleList)}
     lists = {p: child for p, child in nested.items() if not any(p.startswith(f"{other}.") for other in nested)}
-    matching = [list(child) for child in lists.values() if count in (None, len(child))]
+    matching = [list(child) for child in lists.values() if len(child) == count]
     if len(matching) != 1:
         seen = ", ".join(f"{path} of {len(child)}" for path, child in lists.items()) or "none"
-        expected = "one list of layers" if count is None else f"one list of {count} layers"
         raise ModelError(
-            f"{name}: no decoder or encoder that ffedit can read: {expected} was expected in {type(body).__name__}, "
-            f"but its module lists are: {seen}"
+            f"{name}: no decoder that ffedit can read: one list of {count} layers was expected in "
+            f"{type(body).__name__}, but its module lists are: {seen}"
         )
     return matching[0]
 

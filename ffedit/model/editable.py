@@ -1,30 +1,24 @@
-"""A model's layers with their memories: of a causal decoder, an encoder, or one half of an encoder–decoder.
-
-The paper that this project is based on (Geva et al. 2021, arXiv 2012.14913) inspects causal decoders and asks whether
-the same holds for encoders and for translation. A `Stack` is what inspecting needs of all of them: the memories in
-order, what each layer computed in a pass, and how a vector of the residual stream is read as logits.
+"""A causal decoder whose memories can be read, traced and edited, with the history of its edits.
 
     before + added = total        added: the feed-forward output, behind a norm of its own where it has one (Gemma 2)
-    after = norm(total)           where the block ends in a norm (BERT, BART); otherwise after = total
+    after = norm(total)           where the block ends in a norm (GPT-1, OPT-350m); otherwise after = total
 
-An `Editable` is the stack of a causal decoder, which can be traced, edited and sampled from, too, with the `History` of
-its edits. `ffedit.loading` makes both from a transformers model.
+`ffedit.loading` makes an `Editable` from a transformers model.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from inspect import signature
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import Cache, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.modeling_outputs import BaseModelOutput, BaseModelOutputWithPastAndCrossAttentions
 
 from ffedit.errors import ModelError
 from ffedit.model import storage
@@ -38,7 +32,6 @@ from ffedit.model.roles import ATTENTION_ROLES
 from ffedit.model.tokenization import Encoded, encode, special_tokens
 from ffedit.notebook import Displayed
 
-Kind: TypeAlias = Literal["decoder", "encoder"]
 # Added tokens that stand for no text, by their form: <start_of_image>, <|file_sep|>. Not all tokenizers mark them as
 # special, GGUF files least of all; <table> and runs of blanks are text.
 MARKUP = re.compile(r"<[^<>\s]*[_|｜][^<>\s]*>")
@@ -62,216 +55,6 @@ class Seen:
     def before(self) -> Tensor:
         """Residual stream without the feed-forward layer's output (with the attention's), [n, t, d_model]."""
         return (self.total.float() - self.added.float()).to(self.total.dtype)
-
-
-@dataclass(eq=False)
-class Stack(Displayed):
-    """Layers with their memories, in order, and the path from their output to logits."""
-
-    model: PreTrainedModel  # the whole transformers model
-    tokenizer: PreTrainedTokenizerBase
-    name: str  # a hub id, a folder, or the name the model was loaded by
-    layers: list[nn.Module]  # the blocks, in order
-    feed_forward: list[FeedForward] = field(default_factory=list)  # the memories of each layer as one
-    kind: Kind = "decoder"  # what the layers are
-    norm: str = ""  # path of the norm of the residual stream behind the last layer; "" where there is none
-    layer_outputs: int = 0  # number of entries of the tuple that a block returns; 0 where it returns a bare tensor
-    max_tokens: int = 2048  # longest input
-    # what the fingerprint has read, by name: an object, its state then, and the result (`ffedit.model.fingerprint`)
-    hashed: dict[str, tuple[Any, Any, Any]] = field(default_factory=dict, repr=False)
-
-    def __repr__(self) -> str:
-        widths = "/".join(f"{width:,}" for width in sorted({memory.d_ff for memory in self.memories.values()}))
-        return (
-            f"{type(self).__name__} {self.name}: {type(self.model).__name__}, {len(self.layers)} layers of {widths} "
-            f"memories, d_model {self.d_model}, {self.device}"
-        )
-
-    @property
-    def causal(self) -> bool:
-        """True if a position depends only on those before it: not in an encoder, nor in a decoder with an encoder."""
-        return self.kind == "decoder" and not self.model.config.is_encoder_decoder
-
-    @cached_property
-    def memories(self) -> Memories:
-        """Value matrices, by `Address`, or by layer number where a layer has only one."""
-        return Memories([memory for layer in self.feed_forward for memory in layer.memories])
-
-    @property
-    def start_tokens(self) -> list[int]:
-        """Token ids that a plain text begins with: those that the tokenizer puts in front of it, if any."""
-        return special_tokens(self.tokenizer)[0]
-
-    @property
-    def d_model(self) -> int:
-        """Width of the residual stream."""
-        return self.feed_forward[0].shape[0]
-
-    @property
-    def embedding(self) -> nn.Module:
-        """Module that turns ids into vectors."""
-        return self.model.get_input_embeddings()
-
-    @property
-    def unembedding(self) -> nn.Module:
-        """Module that turns states into logits; ModelError where the model has none."""
-        head: nn.Module | None = self.model.get_output_embeddings()
-        if head is None:
-            raise ModelError(
-                f"{type(self.model).__name__} has no unembedding, so its states read as no tokens; load the model with "
-                "its language-modelling head"
-            )
-        return head
-
-    @property
-    def vocabulary(self) -> int:
-        """Number of logits; ModelError as of `unembedding`."""
-        return len(storage.fetched(self.unembedding))
-
-    @property
-    def device(self) -> torch.device:
-        """Device of the token ids."""
-        return storage.device_of(self.embedding)
-
-    def run(self, cache: Cache | None = None, **inputs: Any) -> Any:
-        """Run the whole model on `inputs`, in evaluation mode whatever mode its modules are in.
-
-        `cache` holds the keys and values of earlier positions, which earlier transformers call `past_key_values`.
-        """
-        if cache is not None:
-            inputs["cache" if "cache" in signature(self.model.forward).parameters else "past_key_values"] = cache
-        with eval_mode(self.model), few_rows(self.model):
-            return self.model(**inputs)
-
-    def forward(
-        self, ids: Tensor, mask: Tensor | None = None, source: Tensor | None = None, source_mask: Tensor | None = None
-    ) -> Any:
-        """Run the pass that contains these layers and return its output (of a pair's encoder, the encoder's).
-
-        Args:
-            ids: token ids [n, t] of this stack.
-            mask: 1 where a token counts, [n, t]; not needed where all do, nor for padding right of a causal row.
-            source: input of the encoder when this is the decoder of a pair, [n, s]; `ids` with `mask` if not given.
-            source_mask: 1 where a token of it counts, [n, s].
-        """
-        ids = ids.to(self.device)
-        mask = mask if mask is None else mask.to(ids.device)
-        if not self.model.config.is_encoder_decoder:
-            caching: dict[str, Any] = {"use_cache": False} if self.kind == "decoder" else {}
-            return self.run(input_ids=ids, attention_mask=mask, **caching)
-        if self.kind == "encoder":
-            with eval_mode(self.model), few_rows(self.model):
-                return self.model.get_encoder()(input_ids=ids, attention_mask=mask)
-        source, source_mask = (ids, mask) if source is None else (source.to(ids.device), source_mask)
-        return self.run(
-            input_ids=source,
-            attention_mask=source_mask if source_mask is None else source_mask.to(ids.device),
-            decoder_input_ids=ids,
-            decoder_attention_mask=mask,
-            use_cache=False,
-        )
-
-    @torch.no_grad()
-    def stream(self, ids: Tensor, see: Callable[[Seen], None], *others: Tensor | None) -> None:
-        """Run token ids [n, t] and pass each layer's `Seen` to `see` once it is done; nothing is kept or unembedded.
-
-        `others` are mask, source and its mask, as of `forward`. Raises ModelError where it was not recognised how a
-        block adds its feed-forward output to the residual stream.
-        """
-        shape = (*ids.shape, -1)  # some models (OPT) flatten rows and tokens ahead of the feed-forward layer
-        values = {ff.layer: ff.module for ff in self.feed_forward}
-        residual_adds = dict(enumerate(self.residual_adds))
-        routed: dict[int, Routed] = {}
-        with ExitStack() as stack:
-            keys = [stack.enter_context(ff.keys()) for ff in self.feed_forward]
-            for ff in self.feed_forward:
-                if ff.mixture is not None:
-                    note = partial(routed.__setitem__, ff.layer)
-                    stack.enter_context(ff.mixture.watched(routes=note))
-            outputs = stack.enter_context(capture(values))
-            added = stack.enter_context(
-                capture({i: add.added for i, add in residual_adds.items() if add.added is not values[i]})
-            )
-            normed = {i: add.norm for i, add in residual_adds.items() if add.norm is not None}
-            totals = stack.enter_context(capture(normed, inputs=True))
-
-            def show(layer: int, after: Tensor) -> None:
-                output, after = outputs.pop(layer).reshape(shape), after.clone().reshape(shape)
-                addend = added.pop(layer).reshape(shape) if layer in added else output
-                addend = addend if residual_adds[layer].factor == 1 else addend * residual_adds[layer].factor
-                total = totals.pop(layer).reshape(shape) if layer in totals else after
-                key = keys[layer]().reshape(shape)
-                see(Seen(layer, key, output, addend, total, after, routed.pop(layer, None)))
-
-            for layer, module in enumerate(self.layers):
-                stack.enter_context(watched(module, partial(show, layer)))
-            stack.enter_context(self.without_logits())
-            self.forward(ids, *others)
-
-    def activations(self, ids: Tensor, mask: Tensor | None = None, source: Tensor | None = None) -> list[Seen]:
-        """Run token ids [n, t] and return each layer's `Seen`, as `stream` does."""
-        seen: list[Seen] = []
-        self.stream(ids, seen.append, mask, source)
-        return seen
-
-    @torch.no_grad()
-    def read(self, vectors: Tensor) -> Tensor:
-        """Read vectors of the residual stream, [n, d_model], as logits [n, vocabulary], float32.
-
-        This is the model's own path behind the last layer; of an encoder without a decoder, its masked-language head.
-        The encoder of a pair is never unembedded by the model: behind its own final norm it is read as the decoder's
-        last state would be. Raises ModelError where the model has no unembedding.
-        """
-        states = vectors.to(self.device, storage.fetched(self.unembedding).dtype)[:, None]
-        ids = torch.zeros(len(states), 1, dtype=torch.long, device=self.device)
-        inputs: dict[str, Any] = {"input_ids": ids}
-        with ExitStack() as stack:
-            if self.model.config.is_encoder_decoder:
-                inputs = {"encoder_outputs": BaseModelOutput(last_hidden_state=states), "decoder_input_ids": ids}
-            if self.model.config.is_encoder_decoder and self.kind == "encoder":
-                final = self.model.get_submodule(self.norm)(states) if self.norm else states
-                read = BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=final)
-                stack.enter_context(skipped(self.model.get_decoder(), read))
-            else:
-                stack.enter_context(self.skipping(self.layers, states))
-            if self.kind == "decoder":
-                inputs["use_cache"] = False
-            logits: Tensor = self.run(**inputs).logits
-        return logits[:, 0].float()
-
-    @cached_property
-    def residual_adds(self) -> list[ResidualAdd]:
-        """Addition of each block's feed-forward output to the residual stream; found on first use."""
-        return find_residual_adds(self.layers, self.feed_forward, self.probe)
-
-    def probe(self) -> None:
-        """Run a few fixed token ids that any vocabulary has."""
-        with torch.no_grad():
-            self.forward(self.probe_ids())
-
-    def probe_ids(self, count: int = 8) -> Tensor:
-        """Return a few fixed token ids [1, count] that any vocabulary has."""
-        size = int(self.model.config.get_text_config().vocab_size)
-        return (torch.arange(count) * 7919 + 11)[None, :] % size
-
-    @contextmanager
-    def skipping(self, layers: Sequence[nn.Module], states: Tensor) -> Iterator[None]:
-        """Make each of `layers` return `states` instead of running."""
-        returned = (states, *[None] * (self.layer_outputs - 1)) if self.layer_outputs else states
-        with ExitStack() as stack:
-            for layer in layers:
-                stack.enter_context(skipped(layer, returned))
-            yield
-
-    def without_logits(self) -> AbstractContextManager[None]:
-        """Unembed one state only, in a pass whose logits are not read."""
-        unembedding = self.model.get_output_embeddings()
-        return nullcontext() if unembedding is None else replace_input(unembedding, lambda hidden: hidden[:1, :1])
-
-
-def check_model(model: object, kind: type[Stack] = Stack) -> None:
-    """Refuse what is not a loaded model, such as a model's name; ModelError."""
-    ModelError.require(model, kind, "a loaded model was expected; load it first: editable = ffedit.load(name)")
 
 
 @dataclass(eq=False)
@@ -334,10 +117,18 @@ class History:
 
 
 @dataclass(eq=False)
-class Editable(Stack):
+class Editable(Displayed):
     """Causal language model whose memories have been found and verified.
 
     Attributes:
+        model: the whole transformers model.
+        tokenizer: its tokenizer.
+        name: its name: a hub id, a folder, or what it was loaded by.
+        layers: the blocks, in order.
+        feed_forward: the memories of each layer as one.
+        norm: path of the norm of the residual stream behind the last layer; "" where there is none.
+        layer_outputs: number of entries of the tuple that a block returns; 0 where it returns a bare tensor.
+        max_tokens: longest input.
         attention: the output projection of each layer's attention; empty where it is not recognised.
         resumable: whether the model can be rerun from a position with a cache; if not, whole rows are rerun.
         ragged: whether each row of a batch can be rerun from its own position.
@@ -352,8 +143,18 @@ class Editable(Stack):
         auto_dtype: whether nobody asked for the dtype that it is in, so that passes that only average may be computed
             in another.
         averaging: the dtype of such passes, once it is decided (`inference.precision`).
+        hashed: hashes that the fingerprint has read, by name: an object, its state then, and the result
+            (`ffedit.model.fingerprint`).
     """
 
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    name: str
+    layers: list[nn.Module]
+    feed_forward: list[FeedForward] = field(default_factory=list)
+    norm: str = ""
+    layer_outputs: int = 0
+    max_tokens: int = 2048
     attention: list[nn.Module] = field(default_factory=list)
     resumable: bool = True
     ragged: bool = False
@@ -366,11 +167,148 @@ class Editable(Stack):
     unpacked: str = ""
     auto_dtype: bool = False
     averaging: torch.dtype | None = None
+    hashed: dict[str, tuple[Any, Any, Any]] = field(default_factory=dict, repr=False)
 
     def __repr__(self) -> str:
+        widths = "/".join(f"{width:,}" for width in sorted({memory.d_ff for memory in self.memories.values()}))
         chat = ", in its chat template" if self.chat else ""
         edits = ", ".join(self.history.known) or "none"
-        return f"{super().__repr__()}{chat}\n  edits applied: {edits}"
+        return (
+            f"{type(self).__name__} {self.name}: {type(self.model).__name__}, {len(self.layers)} layers of {widths} "
+            f"memories, d_model {self.d_model}, {self.device}{chat}\n  edits applied: {edits}"
+        )
+
+    @cached_property
+    def memories(self) -> Memories:
+        """Value matrices, by `Address`, or by layer number where a layer has only one."""
+        return Memories([memory for layer in self.feed_forward for memory in layer.memories])
+
+    @property
+    def start_tokens(self) -> list[int]:
+        """Token ids that a plain text begins with: those that the tokenizer puts in front of it, if any."""
+        return special_tokens(self.tokenizer)[0]
+
+    @property
+    def d_model(self) -> int:
+        """Width of the residual stream."""
+        return self.feed_forward[0].shape[0]
+
+    @property
+    def embedding(self) -> nn.Module:
+        """Module that turns ids into vectors."""
+        return self.model.get_input_embeddings()
+
+    @property
+    def unembedding(self) -> nn.Module:
+        """Module that turns states into logits."""
+        head: nn.Module = self.model.get_output_embeddings()
+        return head
+
+    @property
+    def vocabulary(self) -> int:
+        """Number of logits."""
+        return len(storage.fetched(self.unembedding))
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the token ids."""
+        return storage.device_of(self.embedding)
+
+    def run(self, cache: Cache | None = None, **inputs: Any) -> Any:
+        """Run the whole model on `inputs`, in evaluation mode whatever mode its modules are in.
+
+        `cache` holds the keys and values of earlier positions, which earlier transformers call `past_key_values`.
+        """
+        if cache is not None:
+            inputs["cache" if "cache" in signature(self.model.forward).parameters else "past_key_values"] = cache
+        with eval_mode(self.model), few_rows(self.model):
+            return self.model(**inputs)
+
+    def forward(self, ids: Tensor) -> Any:
+        """Run token ids [n, t] and return the model's output; padding right of a row needs no mask."""
+        return self.run(input_ids=ids.to(self.device), use_cache=False)
+
+    @torch.no_grad()
+    def stream(self, ids: Tensor, see: Callable[[Seen], None]) -> None:
+        """Run token ids [n, t] and pass each layer's `Seen` to `see` once it is done; nothing is kept or unembedded.
+
+        Raises ModelError where it was not recognised how a block adds its feed-forward output to the residual stream.
+        """
+        shape = (*ids.shape, -1)  # some models (OPT) flatten rows and tokens ahead of the feed-forward layer
+        values = {ff.layer: ff.module for ff in self.feed_forward}
+        residual_adds = dict(enumerate(self.residual_adds))
+        routed: dict[int, Routed] = {}
+        with ExitStack() as stack:
+            keys = [stack.enter_context(ff.keys()) for ff in self.feed_forward]
+            for ff in self.feed_forward:
+                if ff.mixture is not None:
+                    note = partial(routed.__setitem__, ff.layer)
+                    stack.enter_context(ff.mixture.watched(routes=note))
+            outputs = stack.enter_context(capture(values))
+            added = stack.enter_context(
+                capture({i: add.added for i, add in residual_adds.items() if add.added is not values[i]})
+            )
+            normed = {i: add.norm for i, add in residual_adds.items() if add.norm is not None}
+            totals = stack.enter_context(capture(normed, inputs=True))
+
+            def show(layer: int, after: Tensor) -> None:
+                output, after = outputs.pop(layer).reshape(shape), after.clone().reshape(shape)
+                addend = added.pop(layer).reshape(shape) if layer in added else output
+                addend = addend if residual_adds[layer].factor == 1 else addend * residual_adds[layer].factor
+                total = totals.pop(layer).reshape(shape) if layer in totals else after
+                key = keys[layer]().reshape(shape)
+                see(Seen(layer, key, output, addend, total, after, routed.pop(layer, None)))
+
+            for layer, module in enumerate(self.layers):
+                stack.enter_context(watched(module, partial(show, layer)))
+            stack.enter_context(self.without_logits())
+            self.forward(ids)
+
+    def activations(self, ids: Tensor) -> list[Seen]:
+        """Run token ids [n, t] and return each layer's `Seen`, as `stream` does."""
+        seen: list[Seen] = []
+        self.stream(ids, seen.append)
+        return seen
+
+    @torch.no_grad()
+    def read(self, vectors: Tensor) -> Tensor:
+        """Read vectors of the residual stream, [n, d_model], as logits [n, vocabulary], float32.
+
+        This is the model's own path behind the last layer.
+        """
+        states = vectors.to(self.device, storage.fetched(self.unembedding).dtype)[:, None]
+        ids = torch.zeros(len(states), 1, dtype=torch.long, device=self.device)
+        with self.skipping(self.layers, states):
+            logits: Tensor = self.forward(ids).logits
+        return logits[:, 0].float()
+
+    @cached_property
+    def residual_adds(self) -> list[ResidualAdd]:
+        """Addition of each block's feed-forward output to the residual stream; found on first use."""
+        return find_residual_adds(self.layers, self.feed_forward, self.probe)
+
+    def probe(self) -> None:
+        """Run a few fixed token ids that any vocabulary has."""
+        with torch.no_grad():
+            self.forward(self.probe_ids())
+
+    def probe_ids(self, count: int = 8) -> Tensor:
+        """Return a few fixed token ids [1, count] that any vocabulary has."""
+        size = int(self.model.config.get_text_config().vocab_size)
+        return (torch.arange(count) * 7919 + 11)[None, :] % size
+
+    @contextmanager
+    def skipping(self, layers: Sequence[nn.Module], states: Tensor) -> Iterator[None]:
+        """Make each of `layers` return `states` instead of running."""
+        returned = (states, *[None] * (self.layer_outputs - 1)) if self.layer_outputs else states
+        with ExitStack() as stack:
+            for layer in layers:
+                stack.enter_context(skipped(layer, returned))
+            yield
+
+    def without_logits(self) -> AbstractContextManager[None]:
+        """Unembed one state only, in a pass whose logits are not read."""
+        return replace_input(self.unembedding, lambda hidden: hidden[:1, :1])
 
     @property
     def last_feed_forward(self) -> nn.Module | None:
@@ -412,3 +350,8 @@ class Editable(Stack):
     ) -> Encoded:
         """Encode a prompt and its answer as `tokenization.encode` does; in a chat, inside its template."""
         return encode(self.tokenizer, prompt, answer, span, max_tokens, self.chat)
+
+
+def check_model(model: object) -> None:
+    """Refuse what is not a loaded model, such as a model's name; ModelError."""
+    ModelError.require(model, Editable, "a loaded model was expected; load it first: editable = ffedit.load(name)")

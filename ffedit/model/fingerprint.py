@@ -19,9 +19,9 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from ffedit.model import storage
-from ffedit.model.editable import Stack
+from ffedit.model.editable import Editable
 
-Cache: TypeAlias = "dict[str, tuple[Any, Any, Any]]"  # `Stack.hashed`
+Cache: TypeAlias = "dict[str, tuple[Any, Any, Any]]"  # `Editable.hashed`
 SAMPLE = 4096
 PART = 2**18  # numbers that are summed at once on a CPU, in its cache: a sum copies them to int64
 WHOLE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -29,7 +29,7 @@ PROBE = "The Eiffel Tower, 300 m tall, was BUILT in 1889; it's in Paris.\n东京
 
 
 @torch.no_grad()
-def fingerprint(editable: Stack, below: int | None = None) -> str:
+def fingerprint(editable: Editable, below: int | None = None) -> str:
     """Return the hash, 16 hexadecimal digits.
 
     Of all weights, or with `below` only of those that a key of this layer depends on: outside the layers, in layers

@@ -16,7 +16,7 @@ from torch.nn.functional import silu
 # The value matrix of a feed-forward layer.
 VALUE_ROLES = (
     *("down_proj", "c_proj", "dense_4h_to_h", "fc2", "fc_out", "w2", "wo", "output_linear"),
-    *("output.dense", "lin2", "Wo"),  # encoders
+    "output.dense",  # BERT, where it is a decoder
 )
 # Words in the names of modules that are attention; the roles of feed-forward layers do not count inside.
 ATTENTION_WORDS = ("attn", "attention")

@@ -56,7 +56,7 @@ def test_torchs_own_device_and_dtype_are_taken_as_their_names_are() -> None:
     with pytest.raises(ModelError, match="dtype 'int8' is not known; give auto, float32"):
         ffedit.load("atlas", dtype=torch.int8)
     with pytest.raises(ModelError, match="device 'meta' cannot hold weights"):
-        ffedit.load_stacks("atlas", device=torch.device("meta"))
+        ffedit.load("atlas", device=torch.device("meta"))
 
 
 Call: TypeAlias = Callable[[Any, Any], object]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-import halves
 import pytest
 import zoo
 from making import made
@@ -13,37 +12,29 @@ from pages import looks_right, needs_nothing_else, poisoned, said, shows_text_on
 from shell import TEXT, shell
 from shown import shown
 
-from ffedit import Corpus, inspect_edit, inspect_memory, inspect_prompt, load, load_stacks
+from ffedit import Corpus, inspect_edit, inspect_memory, inspect_prompt, load
 from ffedit.display.html import page
 from ffedit.display.terminal.memories import edited_view
 from ffedit.inspector.views import View
 
 PROMPT = "the Eiffel tower is located in"
 # What stands in a view by its own right: names of memories, measures, cases.
-OURS = {"slot", "address", "name", "memory", "case", "stack", "settings"}
+OURS = {"slot", "address", "name", "memory", "case", "settings"}
 
 
 @pytest.fixture(scope="module")
 def views(tmp_path_factory: pytest.TempPathFactory) -> dict[str, View]:
-    """One view of each kind, and both of an encoder."""
+    """One view of each kind."""
     folder = tmp_path_factory.mktemp("pages")
     (folder / "text.txt").write_text(TEXT * 3)
     corpus, editable = Corpus(folder / "text.txt"), zoo.shared("gpt2")
     memory = inspect_memory(editable, "1.7", corpus=corpus, top=4)
     prompt = inspect_prompt(editable, PROMPT, scaled={"1.7": 0.0}, promoted="Rome", top=2)
     edit = inspect_edit(editable, made(editable, {1: 1}, size=0.3), corpus=corpus, top=3)
-    encoder = load_stacks((halves.model("bert"), zoo.words()))[0]
-    (folder / "texts.jsonl").write_text(f'{{"text": "{PROMPT} Paris"}}\n' * 3)
-    texts = Corpus(folder / "texts.jsonl")
-    return {
-        "encoder_memory": inspect_memory(encoder, "1.7", corpus=texts, top=3),
-        "memory": memory,
-        "prompt": prompt,
-        "edit": edit,
-    }
+    return {"memory": memory, "prompt": prompt, "edit": edit}
 
 
-KINDS = pytest.mark.parametrize("kind", ["memory", "prompt", "edit", "encoder_memory"])
+KINDS = pytest.mark.parametrize("kind", ["memory", "prompt", "edit"])
 
 
 @KINDS

@@ -269,7 +269,7 @@ def fake_editable(layers: int = 6, transposed: bool = False, name: str = "atlas"
     model = torch.nn.ModuleList(modules)
     return SimpleNamespace(
         name=name,
-        causal=True,
+        chat=False,
         source=None,
         unpacked="",
         model=model,

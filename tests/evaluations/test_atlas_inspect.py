@@ -10,11 +10,11 @@ import atlas_inspect
 import pytest
 import torch
 import zoo
-from atlas_inspect import CASES, measure, read_text
+from atlas_inspect import CASES, NOTHING, measure, read_text
 from torch import Tensor
 
 from ffedit import Corpus
-from ffedit.inspector.rows import NOTHING, Positions
+from ffedit.inspector.rows import Positions
 from ffedit.model.hooks import capture
 from ffedit.progress import silent
 
@@ -38,15 +38,15 @@ def test_every_measure_is_what_a_plain_loop_finds(positions: Positions, monkeypa
     monkeypatch.setattr(atlas_inspect, "TOP", 7)
     monkeypatch.setattr(atlas_inspect, "TOKENS_PER_BATCH", 100)
     stack, total = zoo.shared("llama"), len(positions)
-    contexts = [positions.context(i) for i in range(total)]
+    prefixes = [positions.prefix(i) for i in range(total)]
     seen: list[list[Tensor]] = []  # m, o and y of each layer at each position, each run alone
     memories, blocks = dict(enumerate(m.module for m in stack.memories.values())), dict(enumerate(stack.layers))
-    for context in contexts:
+    for prefix in prefixes:
         with torch.no_grad(), capture(memories, inputs=True) as m, capture(memories) as o, capture(blocks) as y:
-            stack.model(input_ids=torch.tensor([context.ids]))
-        seen.append([x[layer].reshape(len(context.ids), -1)[-1] for layer in memories for x in (m, o, y)])
+            stack.model(input_ids=torch.tensor([prefix]))
+        seen.append([x[layer].reshape(len(prefix), -1)[-1] for layer in memories for x in (m, o, y)])
     streams = [torch.stack(column) for column in zip(*seen, strict=True)]
-    found, first = measure(stack, positions, silent), [contexts.index(context) for context in contexts]
+    found, first = measure(stack, positions, silent), [prefixes.index(prefix) for prefix in prefixes]
     layers = read_text(stack, positions, torch.arange(total), silent)
     final = say(streams[-1])
     for number, layer in enumerate(layers):

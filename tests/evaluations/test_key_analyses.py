@@ -14,7 +14,7 @@ import zoo
 from key_analyses import CHANCE, FEWEST, Frequencies, Shallow, removal
 
 from ffedit import Corpus
-from ffedit.inspector.rows import Context, Positions, Row, rows_of
+from ffedit.inspector.rows import Positions, Row, rows_of
 from ffedit.model.hooks import capture
 
 # ReLU, GELU, and a SwiGLU gate.
@@ -37,7 +37,7 @@ def test_removing_a_token_is_running_without_it(family: str, tmp_path: Path) -> 
     stack, layer = zoo.shared(family), 1
     (path := tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in documents(60)))
     positions = Positions.of(stack, Corpus(path, 100_000))
-    rows = list(dict.fromkeys(positions.context(i).ids for i in range(0, len(positions), 40)))
+    rows = list(dict.fromkeys(positions.prefix(i) for i in range(0, len(positions), 40)))
     for key in (2, 9):
         fires = [row for row in rows if alone(family, layer, key, row) > 0]
         found, long = removal(stack, stack.feed_forward[layer], key, fires), [row for row in fires if len(row) > 1]
@@ -63,7 +63,7 @@ def test_shallow_patterns_are_repeated_and_beyond_chance() -> None:
     tokens = Counter(token for row in text for token in row)
     frequencies = Frequencies.of(text)
     pairs = [(3, 1)] * 4 + [(0, 1)] * 2 + [(9, 2)] * 2 + [(8, 2), (1, 4), (1, 5)]
-    triggers = [Context((7, *pair), 2) for pair in pairs]
+    triggers = [(7, *pair) for pair in pairs]
     found = Shallow.of(triggers, frequencies)
 
     def beyond_chance(count: int, p: float) -> bool:
@@ -83,7 +83,7 @@ def test_shallow_patterns_are_repeated_and_beyond_chance() -> None:
     assert found is not None and found.covered == pytest.approx(7 / 11)
     assert (found.last, found.pair, found.is_shallow) == (1, (3, 1), True)
     assert (found.last_share, found.pair_share) == (6 / 11, 4 / 11)
-    single = Shallow.of([Context((4,), 0)] * 3, frequencies)
+    single = Shallow.of([(4,)] * 3, frequencies)
     assert single is not None and (single.pair, single.pair_share) == (None, 0) and single.covered == 1
     assert Shallow.of([], frequencies) is None
 

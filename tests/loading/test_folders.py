@@ -33,7 +33,7 @@ def base(tmp_path: Path) -> Path:
 def refusal(folder: Path) -> str:
     """The one line with which a folder is refused, whoever asks for it."""
     lines = set()
-    for asked in (ffedit.load, ffedit.load_stacks, local_folder):
+    for asked in (ffedit.load, local_folder):
         with pytest.raises(ModelError) as caught:
             asked(folder)
         lines.add(str(caught.value))

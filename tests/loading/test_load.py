@@ -52,17 +52,15 @@ def test_what_is_no_pair_and_options_that_a_pair_has_no_use_for_are_refused() ->
         ((words, model), f"{type(words).__name__}, LlamaForCausalLM"),
         ((model, words, None), f"LlamaForCausalLM, {type(words).__name__}, NoneType"),
     ]:
-        for load in (ffedit.load, ffedit.load_stacks):
-            with pytest.raises(ModelError) as caught:
-                load(given)
-            assert str(caught.value) == expected.format(found)
+        with pytest.raises(ModelError) as caught:
+            ffedit.load(given)
+        assert str(caught.value) == expected.format(found)
     options: dict[str, Any] = {
         "device": "cpu", "dtype": "float16", "revision": "main", "trust_remote_code": True, "device_map": {"": "cpu"}
     }  # fmt: skip
     for name, value in options.items():
-        for load in (ffedit.load, ffedit.load_stacks):
-            with pytest.raises(ModelError, match=f"^{name}: a pair"):
-                load((model, words), **{name: value})
+        with pytest.raises(ModelError, match=f"^{name}: a pair"):
+            ffedit.load((model, words), **{name: value})
 
 
 def test_a_ready_pair_is_taken_as_it_is() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
 
 from rich.console import RenderableType
 
@@ -19,28 +18,16 @@ from ffedit.inference.corpus import Corpus
 from ffedit.inspector import PromptView
 from ffedit.inspector.scaling import parse_scalings
 from ffedit.inspector.views import View
-from ffedit.loading.load import choose_stack
-from ffedit.model.editable import Stack
 
 
 def inspect_memory(
-    name: str,
-    top: int,
-    corpus: Corpus,
-    half: str | None,
-    model: ModelOptions,
-    html: Path | None,
-    surface: Surface,
+    name: str, top: int, corpus: Corpus, model: ModelOptions, html: Path | None, surface: Surface
 ) -> None:
-    """Show one memory, of a half of the model where that is an encoder–decoder."""
-
-    def load_half(name: str, **how: Any) -> Stack:
-        return choose_stack(ffedit.load_stacks(name, **how), half)
-
+    """Show one memory."""
     slot = ffedit.MemoryIndex.parse(name)
-    stack: Any = load_model(model, surface, by=load_half)
+    editable = load_model(model, surface)
     with surface.progress() as progress:
-        view = ffedit.inspect_memory(stack, slot, corpus=corpus, top=top, progress=progress)
+        view = ffedit.inspect_memory(editable, slot, corpus=corpus, top=top, progress=progress)
     _show(surface, html, view, memory_view(view))
 
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import transformers
 
@@ -32,17 +31,13 @@ def load_model(
     edit: Edit | None = None,
     *,
     show: bool = True,
-    by: Callable[..., Any] | None = None,
-) -> Any:
-    """Load the model that the options name, or the base of `edit`, or the default; `show` it in a line.
-
-    `by` is another function to load it with than `ffedit.load`.
-    """
+) -> Editable:
+    """Load the model that the options name, or the base of `edit`, or the default; `show` it in a line."""
     transformers.utils.logging.disable_progress_bar()
     transformers.utils.logging.set_verbosity_error()
     logging.getLogger("accelerate").setLevel(logging.ERROR)
     with surface.progress() as progress, base_of(edit, model.name) as name:
-        loaded = (by or ffedit.load)(name, **model.loading, progress=progress)
+        loaded = ffedit.load(name, **model.loading, progress=progress)
     if show:
         surface.show(model_line(loaded))
     return loaded

@@ -92,15 +92,12 @@ def said(entry: TokenProbability, bold: bool = False) -> Text:
 
 
 def prefixed(prefix: Prefix, most: int) -> Text:
-    """Render a text on one line, the position read marked «so»; a long text is cut at its beginning and its end."""
+    """Render a text on one line, the position read marked «so»; a long text is cut at its beginning."""
     last = f"«{token(prefix.last)}»"
-    before, after = ("".join(c if c.isprintable() else " " for c in text) for text in (prefix.text, prefix.after))
-    before, after = before.lstrip(), after.rstrip()
+    before = "".join(c if c.isprintable() else " " for c in prefix.text).lstrip()
     gap = " " if prefix.last[:1].isspace() else ""
-    room = max(0, most - cell_len(last) - len(gap))
-    after = cut(after, max(room // 2, room - cell_len(before)))
-    before = cut(before[::-1], room - cell_len(after))[::-1]
-    return Text(before + gap).append(last, style="bold").append(after)
+    before = cut(before[::-1], max(0, most - cell_len(last) - len(gap)))[::-1]
+    return Text(before + gap).append(last, style="bold")
 
 
 def tenths(value: float) -> str:
@@ -250,11 +247,8 @@ def promotion(found: Promotion) -> Group:
 def memory_view(view: MemoryView) -> Group:
     """Render a memory: its value's distribution, its key's triggers, and the findings on both."""
     where = f"  memory {view.slot.index} of 0–{view.memories - 1} in {placed(view.slot.address)} of 0–{view.layers - 1}"
-    where += f" of the {view.stack}" if view.note else ""
     heading = title(f"Memory {view.slot}").append(where, style="not bold")
     path = f"{final_norm(view.norm)} and the unembedding"
-    if view.note and not view.norm:
-        path = "what the model has behind its last layer"
     value = Group(
         title("Its value: what it says"),
         ends(view.value),
@@ -269,18 +263,15 @@ def _key(view: MemoryView) -> Iterator[RenderableType]:
     if not view.triggers:
         yield Text("Nothing: the coefficient is positive at no token of this text.")
         return
-    follows = view.triggers[0].next is not None
-    table = plain_table(*right("m"), *left("", "text"), *([*left("next"), *right("place")] if follows else []))
+    table = plain_table(*right("m"), *left("", "text", "next"), *right("place"))
     for trigger in view.triggers:
         length = bar(trigger.coefficient / view.triggers[0].coefficient)
-        cells: tuple[Text, ...] = ()
-        if trigger.next is not None:
-            cells = Text(named(trigger.next), style="bold" if trigger.rank == 1 else ""), Text(f"{trigger.rank:,}")
-        table.add_row(Text(number(trigger.coefficient)), length, prefixed(trigger.prefix, 36), *cells)
+        follows = Text(named(trigger.next), style="bold" if trigger.rank == 1 else "")
+        m, rank = Text(number(trigger.coefficient)), Text(f"{trigger.rank:,}")
+        table.add_row(m, length, prefixed(trigger.prefix, 36), follows, rank)
     yield table
-    if follows:
-        place = "place: where the value's distribution has it, 1 the first"
-        yield notes([f"next: the token that follows in the text; {place}"])
+    place = "place: where the value's distribution has it, 1 the first"
+    yield notes([f"next: the token that follows in the text; {place}"])
 
 
 def _findings(view: MemoryView) -> Iterator[tuple[str, str]]:
@@ -288,8 +279,6 @@ def _findings(view: MemoryView) -> Iterator[tuple[str, str]]:
     yield "active", f"at {share(view.active)} of the tokens (m > 0)"
     if view.sent is not None:
         yield "router", f"sends {share(view.sent)} of the tokens to the expert; {ROUTED}, 0 at all other tokens"
-    if view.note is not None:
-        yield "note", view.note
 
 
 # An edit -------------------------------------------------------------------------------------------

@@ -14,30 +14,29 @@ from ffedit.editor.provenance import versions
 from ffedit.facts.text import counted
 from ffedit.files import cache
 from ffedit.loading.names import in_words
-from ffedit.model.editable import Editable, Stack
+from ffedit.model.editable import Editable
 from ffedit.model.memory import Address, KeyValueMemory
 
 MOST_NAME = 24
 
 
-def model_line(model: Stack) -> Text:
-    """Describe the model in one line: name, parameters, layers, widths, device, dtypes; for a stack, its name."""
+def model_line(model: Editable) -> Text:
+    """Describe the model in one line: name, parameters, layers, widths, device, dtypes."""
     memories: list[KeyValueMemory] = list(model.memories.values())
     widths = sorted({memory.d_ff for memory in memories})
     parts = [
-        *([] if model.causal else [model.kind]),
         f"{_count(_parameters(model)[0])} parameters",
         f"{len(model.layers)} layers",
         f"d_model {memories[0].shape[0]}",
         f"d_ff {'–'.join(map(str, widths[:: max(1, len(widths) - 1)]))}",
         str(model.device),
         _dtypes(memories[0]),
-        *(["in its chat template"] if isinstance(model, Editable) and model.chat else []),
+        *(["in its chat template"] if model.chat else []),
     ]
     return Text(short_name(model), style="bold").append(f"  {' · '.join(parts)}", style="not bold")
 
 
-def short_name(model: Stack) -> str:
+def short_name(model: Editable) -> str:
     """Return the name of a model, and the last part only of a long one."""
     return model.name if len(model.name) <= MOST_NAME else Path(model.name).name
 
@@ -110,7 +109,7 @@ def _path(editable: Editable) -> str:
     return next(paths, type(editable.unembedding).__name__) + (", tied to the embedding" if tied else "")
 
 
-def _parameters(editable: Stack) -> tuple[int, int]:
+def _parameters(editable: Editable) -> tuple[int, int]:
     """Return the number of parameters and their bytes; tied weights count once."""
     parameters = list(editable.model.parameters())
     return sum(p.numel() for p in parameters), sum(p.numel() * p.element_size() for p in parameters)
