@@ -56,7 +56,7 @@ def _forward(layer: nn.Linear, states: Tensor) -> Tensor:
     count = states.numel() // weight.shape[1]
     if states.dim() > 2 and (weight.dtype == torch.bfloat16 or torch.is_autocast_enabled("cpu")):
         rows: Tensor = linear(states.flatten(0, -2), weight, bias)
-        return rows.reshape(*states.shape[:-1], -1)
+        return rows.reshape(*states.shape[:-1], len(weight))
     if learned or not plain or not 0 < count <= FEW or torch.is_autocast_enabled("cpu"):
         return linear(states, weight, bias)
     result: Tensor = _Product.apply(states, weight, bias)  # type: ignore[no-untyped-call]

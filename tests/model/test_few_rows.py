@@ -60,6 +60,11 @@ def test_only_few_rows_of_a_large_fixed_float32_weight_are_multiplied_by_it(
         assert calls(monkeypatch, linear, states) == (case == "few")
 
 
+def test_states_of_no_token_give_no_output_in_bfloat16() -> None:
+    with few_rows(linear := layer().bfloat16()):
+        assert linear(torch.zeros(1, 0, 768, dtype=torch.bfloat16)).shape == (1, 0, 384)
+
+
 @pytest.mark.parametrize("autocast", [False, True])
 def test_a_slice_of_states_is_multiplied_as_a_matrix_in_bfloat16(
     monkeypatch: pytest.MonkeyPatch, autocast: bool
