@@ -23,6 +23,8 @@ from statistics import median
 from typing import Any
 
 import click
+import torch
+from measuring import load_before, machine
 
 import ffedit
 from ffedit.cli.work.stages import Products, fastest_products
@@ -64,6 +66,18 @@ def timed(work: Callable[[], Any]) -> dict[str, float]:
     return {"seconds": seconds, "operations": operations, "share": operations / seconds / fastest_products()}
 
 
+def shape_of(editable: ffedit.Editable, layer: int) -> dict[str, Any]:
+    """Return what the seconds depend on: weights and their bytes, layers, the layer that is edited, and its widths."""
+    parameters = list(editable.model.parameters())
+    d_model, d_ff = editable.memories[layer].shape
+    return {
+        "weights": sum(p.numel() for p in parameters), "bytes": sum(p.numel() * p.element_size() for p in parameters),
+        "layers": len(editable.layers), "layer": layer, "d_model": d_model, "d_ff": d_ff,
+        "layer_weights": sum(p.numel() for p in editable.layers[layer].parameters()),
+        "dtype": str(editable.model.dtype).removeprefix("torch."),
+    }  # fmt: skip
+
+
 def size_of(folder: str) -> int:
     """Return the bytes of the files in a folder."""
     return sum(path.stat().st_size for path in Path(folder).rglob("*") if path.is_file())
@@ -79,7 +93,9 @@ def size_of(folder: str) -> int:
 @click.option("--out", type=click.Path(path_type=Path), help="A JSON file to write the figures to.")
 def main(model: str, data: Path, count: int, rounds: int, stages: bool, published: int, out: Path | None) -> None:
     """Time the commands, then the edits inside one process."""
-    found: dict[str, Any] = {"model": model, "rounds": rounds, "cores": os.cpu_count()}
+    threads = torch.get_num_threads()
+    load = load_before(threads)
+    found: dict[str, Any] = {"model": Path(model).name, "rounds": rounds}
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "ffedit", "apply", str(FACT), "--model", model]
         runs: dict[str, list[dict[str, Any]]] = {"first apply": [], "later apply": []}
@@ -100,6 +116,7 @@ def main(model: str, data: Path, count: int, rounds: int, stages: bool, publishe
         print(f"left in the cache: {found['cache'] / 1e9:.2f} GB", flush=True)
         editable = ffedit.load(model)
         layer = auto_layer(editable).layer
+        found |= shape_of(editable, layer)
         stats = ffedit.collect_stats(editable, layers=[layer], corpus=text_for(editable, 1, 0))  # as `apply` left them
         facts = list({fact.subject: fact for fact in ffedit.read_facts(data)}.values())[: count + 1]
         ffedit.edit(editable, facts[-1:], layers=[layer], stats=stats)  # fills what is filled once
@@ -119,7 +136,7 @@ def main(model: str, data: Path, count: int, rounds: int, stages: bool, publishe
             steps = f"{published} of {PUBLISHED_STEPS} steps, in proportion"
             print(f"published, {steps}: {loop['seconds']:.1f} s, {times:.1f} times as long")
     if out is not None:
-        out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        out.write_text(json.dumps(machine(threads, load) | found, indent=1) + "\n", encoding="utf-8")
 
 
 def published_loop(

@@ -70,7 +70,7 @@ def steps(folder: Path, traced: str, layer: int, tokens: int) -> Iterator[tuple[
         nonlocal edit
         edit = ffedit.edit(model, [FACT], "memit", layers=[layer], config=CONFIG, stats=stats)
         stats.clear()
-        return f"memit, layer {layer}, {CONFIG.contexts} contexts, {CONFIG.steps} steps"
+        return f"memit, layer {layer}, {CONFIG.value.steps} steps"
 
     def evaluate() -> str:
         ffedit.evaluate(model, [FACT], edit)

@@ -1,0 +1,130 @@
+"""Seconds and memory against the number of weights: three real models, measured, and one of 7 billion, computed.
+
+    python evaluations/benchmarks/weights.py [--plot FILE.png]
+
+Reads the reports of `seconds.py` (one for each model) and of `size.py --shape 7b`. What 7 billion weights need is
+computed from the largest model that was measured: its seconds times the ratio of the operations in docs/scale.md, and
+its memory by the formulas there. Beside it stands what `size.py` found with random weights; it collects statistics of
+2,048 tokens that the model samples, and makes five steps of v*, so its seconds are of somewhat other work.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+REPORTS = Path(__file__).parents[1] / "reports"
+MEASURED = ("smollm2", "gemma3-270m", "qwen2.5-1.5b")
+# Mistral 7B's shape with the vocabulary of `size.py`; the layer is a quarter of the depth, as the default is.
+LARGE = {
+    "model": "7B", "weights": 7_391_293_440, "bytes": 2 * 7_391_293_440, "layers": 32, "layer": 8,
+    "d_model": 4096, "d_ff": 14336, "layer_weights": 218_112_000,
+}  # fmt: skip
+NAME_TOKENS = 10_000  # of 1,308 names, every third
+IMPORTS = 0.4e9  # bytes: Python, torch, transformers
+LINES = {
+    "first apply": "first apply",
+    "later apply": "later apply",
+    "edit of 1": "one edit",
+    "edit of 50": "fifty at once, each",
+}
+
+
+def statistics_operations(shape: dict[str, Any]) -> float:
+    """Return the operations of key statistics: the pass, the names, the sums, and the factorisations."""
+    f, below = shape["d_ff"], 2 * (shape["layer"] + 1) * shape["layer_weights"]
+    return below * (f / 2 + NAME_TOKENS) + f**3 / 2 + 7 * f**3 / 3
+
+
+def value_operations(shape: dict[str, Any]) -> float:
+    """Return the operations of an edit, but for a factor: each step runs the layers above the edited one both ways."""
+    return 4 * (shape["layers"] - shape["layer"]) * shape["layer_weights"]
+
+
+def memory(shape: dict[str, Any]) -> float:
+    """Return the most bytes that `apply` holds: the weights, and 8 (3f² + 3df) where the equations are solved."""
+    d, f = shape["d_model"], shape["d_ff"]
+    return IMPORTS + shape["bytes"] + 24 * (f * f + d * f)
+
+
+def computed(largest: dict[str, Any]) -> dict[str, Any]:
+    """Return the figures of `LARGE`, from those of the largest model that was measured."""
+    reads = LARGE["bytes"] / largest["bytes"]  # a later `apply` mostly reads all weights, again and again
+    later = largest["later apply"]["seconds"] * reads
+    collected = largest["first apply"]["seconds"] - largest["later apply"]["seconds"]
+    collected *= statistics_operations(LARGE) / statistics_operations(largest)
+    edits = value_operations(LARGE) / value_operations(largest)
+    most = memory(LARGE)
+    return LARGE | {
+        "first apply": {"seconds": later + collected, "peak": most},
+        "later apply": {"seconds": later, "peak": most},
+        **{name: {"seconds": largest[name]["seconds"] * edits} for name in ("edit of 1", "edit of 50")},
+    }
+
+
+def tried(report: dict[str, Any]) -> dict[str, float]:
+    """Return what `size.py` found: seconds of a first `apply` and of an edit, and the peak memory."""
+    steps = {row["step"]: row for row in report["steps"]}
+    return {
+        "first apply": sum(steps[name]["seconds"] for name in ("load", "statistics", "edit", "evaluate")),
+        "edit of 1": steps["edit"]["seconds"],
+        "peak": max(row["peak"] for name, row in steps.items() if name != "export"),
+    }
+
+
+def draw(rows: list[dict[str, Any]], found: dict[str, float], path: Path) -> None:
+    """Draw seconds and memory against weights; what is computed is hollow, and what was tried is a cross."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(9.6, 3.4), layout="constrained")
+    where = [row["weights"] for row in rows]
+    sides = [(left, {name: [row[name]["seconds"] for row in rows] for name in LINES}, LINES)]
+    peaks = {name: [row[name]["peak"] / 1e9 for row in rows] for name in ("first apply", "later apply")}
+    weights = {"weights": [row["bytes"] / 1e9 for row in rows]}
+    sides.append((right, peaks | weights, {name: name for name in (*peaks, *weights)}))
+    for panel, lines, labels in sides:
+        for (name, values), color in zip(lines.items(), ("#d55e00", "#0072b2", "#009e73", "#cc79a7"), strict=False):
+            panel.plot(where[:-1], values[:-1], "o-", color=color, label=labels[name])
+            panel.plot(where[-2:], values[-2:], "--", color=color)
+            panel.plot(where[-1:], values[-1:], "o", color=color, fillstyle="none")
+            if panel is left and name in found:
+                panel.plot(where[-1:], [found[name]], "x", color=color)
+        panel.set_xscale("log")
+        panel.set_yscale("log")
+        panel.set_xticks(where, [f"{n / 1e9:.1f}B" if n >= 1e9 else f"{n / 1e6:.0f}M" for n in where])
+        panel.minorticks_off()
+        panel.set_xlabel("weights (hollow: computed; cross: tried with random weights)")
+        panel.grid(alpha=0.3, which="major")
+        panel.spines[["top", "right"]].set_visible(False)
+        panel.legend(frameon=False, fontsize="small")
+    right.plot(where[-1:], [found["peak"] / 1e9], "x", color="#d55e00")
+    left.set_ylabel("seconds, two cores")
+    right.set_ylabel("peak memory, GB")
+    figure.savefig(path, dpi=150)
+    pyplot.close(figure)
+
+
+@click.command(help=__doc__)
+@click.option("--plot", type=click.Path(path_type=Path), help="The curves.")
+def main(plot: Path | None) -> None:
+    """Print a table, and draw the curves."""
+    measured = [json.loads((REPORTS / f"benchmarks/seconds-{name}.json").read_text("utf-8")) for name in MEASURED]
+    rows = [*measured, computed(measured[-1])]
+    found = tried(json.loads((REPORTS / "size-7b.json").read_text("utf-8")))
+    print(f"| model | {' | '.join(LINES.values())} | peak memory |\n|---{5 * '|---:'}|")
+    for row in rows:
+        seconds = [f"{row[name]['seconds']:,.1f}" for name in LINES]
+        peak = max(row[name]["peak"] for name in ("first apply", "later apply")) / 1e9
+        print(f"| {row['model']} | {' | '.join(seconds)} | {peak:.1f} GB |")
+    first, edit = found["first apply"], found["edit of 1"]
+    print(f"| 7B, tried | {first:,.0f} | | {edit:,.0f} | | {found['peak'] / 1e9:.1f} GB |")
+    if plot is not None:
+        draw(rows, found, plot)
+
+
+if __name__ == "__main__":
+    main()
