@@ -4,8 +4,8 @@
 
 Reads the reports of `seconds.py` (one for each model) and of `size.py --shape 7b`. What 7 billion weights need is
 computed from the largest model that was measured: its seconds times the ratio of the operations in docs/scale.md, and
-its memory by the formulas there. Beside it stands what `size.py` found with random weights; it collects statistics of
-2,048 tokens that the model samples, and makes five steps of v*, so its seconds are of somewhat other work.
+its memory by the formulas there. Beside it stands what `size.py` found with random weights, in one process. It collects
+statistics of 2,048 tokens that the model samples, and makes five steps of v*: its seconds are of somewhat other work.
 """
 
 import json
@@ -18,7 +18,7 @@ REPORTS = Path(__file__).parents[1] / "reports"
 MEASURED = ("smollm2", "gemma3-270m", "qwen2.5-1.5b")
 # Mistral 7B's shape with the vocabulary of `size.py`; the layer is a quarter of the depth, as the default is.
 LARGE = {
-    "model": "7B", "weights": 7_391_293_440, "bytes": 2 * 7_391_293_440, "layers": 32, "layer": 8,
+    "model": "7B, computed", "weights": 7_391_293_440, "bytes": 2 * 7_391_293_440, "layers": 32, "layer": 8,
     "d_model": 4096, "d_ff": 14336, "layer_weights": 218_112_000,
 }  # fmt: skip
 NAME_TOKENS = 10_000  # of 1,308 names, every third
@@ -64,11 +64,10 @@ def computed(largest: dict[str, Any]) -> dict[str, Any]:
 
 
 def tried(report: dict[str, Any]) -> dict[str, float]:
-    """Return what `size.py` found: seconds of a first `apply` and of an edit, and the peak memory."""
+    """Return what `size.py` found: seconds of what a first `apply` does, and the peak memory."""
     steps = {row["step"]: row for row in report["steps"]}
     return {
         "first apply": sum(steps[name]["seconds"] for name in ("load", "statistics", "edit", "evaluate")),
-        "edit of 1": steps["edit"]["seconds"],
         "peak": max(row["peak"] for name, row in steps.items() if name != "export"),
     }
 
@@ -91,16 +90,15 @@ def draw(rows: list[dict[str, Any]], found: dict[str, float], path: Path) -> Non
             panel.plot(where[:-1], values[:-1], "o-", color=color, label=labels[name])
             panel.plot(where[-2:], values[-2:], "--", color=color)
             panel.plot(where[-1:], values[-1:], "o", color=color, fillstyle="none")
-            if panel is left and name in found:
-                panel.plot(where[-1:], [found[name]], "x", color=color)
         panel.set_xscale("log")
         panel.set_yscale("log")
         panel.set_xticks(where, [f"{n / 1e9:.1f}B" if n >= 1e9 else f"{n / 1e6:.0f}M" for n in where])
         panel.minorticks_off()
-        panel.set_xlabel("weights (hollow: computed; cross: tried with random weights)")
+        panel.set_xlabel("weights (○ computed, × tried with random ones)")
         panel.grid(alpha=0.3, which="major")
         panel.spines[["top", "right"]].set_visible(False)
         panel.legend(frameon=False, fontsize="small")
+    left.plot(where[-1:], [found["first apply"]], "x", color="#d55e00")
     right.plot(where[-1:], [found["peak"] / 1e9], "x", color="#d55e00")
     left.set_ylabel("seconds, two cores")
     right.set_ylabel("peak memory, GB")
@@ -119,9 +117,8 @@ def main(plot: Path | None) -> None:
     for row in rows:
         seconds = [f"{row[name]['seconds']:,.1f}" for name in LINES]
         peak = max(row[name]["peak"] for name in ("first apply", "later apply")) / 1e9
-        print(f"| {row['model']} | {' | '.join(seconds)} | {peak:.1f} GB |")
-    first, edit = found["first apply"], found["edit of 1"]
-    print(f"| 7B, tried | {first:,.0f} | | {edit:,.0f} | | {found['peak'] / 1e9:.1f} GB |")
+        print(f"| {row['model'].removesuffix('.gguf')} | {' | '.join(seconds)} | {peak:.1f} GB |")
+    print(f"| 7B, tried | {found['first apply']:,.0f} | | | | {found['peak'] / 1e9:.1f} GB |")
     if plot is not None:
         draw(rows, found, plot)
 
