@@ -36,8 +36,7 @@ from ffedit.errors import ModelError
 from ffedit.files.shards import INDEX, SINGLE
 from ffedit.files.tensor_ranges import FLOATS, contents
 from ffedit.inference.distributed import own_device
-from ffedit.loading.gguf import converted, default_dtype, has_weights, read_weights, source_of
-from ffedit.loading.gguf_reader import checked
+from ffedit.loading.gguf import converted, has_weights, read_weights, source_of
 from ffedit.loading.names import EMBEDDED, NAMED, gguf_file, is_local
 from ffedit.loading.reading import check_declared, check_loaded, readable
 from ffedit.loading.verify import find_and_verify
@@ -215,13 +214,11 @@ def _read(
     if dtype == "float16" and spread["device_map"] is None and not quantised:
         dtype = "float32"  # the dtype in which a CPU computes it, without rounding in between
     file = None if name in EMBEDDED else gguf_file(name)
-    if file is not None and not has_weights(Path(path)):
+    if file is not None:
         if spread["device_map"] is None:
             model = read_weights(name, file, Path(path), config, DTYPES.get(dtype), progress)
             return model.eval().requires_grad_(False), tokenizer, torch.float32
         path_of(name, progress)  # accelerate spreads a model from its files
-    elif file is not None and dtype == "auto" and spread["device_map"] is None:
-        dtype = str(default_dtype(checked(name, file))).removeprefix("torch.")  # as where they are unpacked
     known = any((Path(path) / file).is_file() for file in (SINGLE, INDEX))  # transformers knows other names of files
     if not quantised and "auto_map" not in vars(config) and known:
         try:
