@@ -289,6 +289,7 @@ def test_a_hub_that_refuses_is_one_line_and_what_was_exported_stands(
 ) -> None:
     class Refuses(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))  # a request that is still being sent would be reset
             self.send_response(403)
             self.end_headers()
             self.wfile.write(b'{"error": "you may not"}')
