@@ -29,7 +29,7 @@ from ffedit.files.placing import claimed
 from ffedit.files.seal import file_checksum, sealed, unsealed
 from ffedit.files.shards import gguf_parts
 from ffedit.inference.precision import FASTER, bfloat16_speed
-from ffedit.loading.gguf_reader import checked, config_and_tokenizer, entry, kinds, unpacked_model
+from ffedit.loading.gguf_reader import UNPACKING, checked, config_and_tokenizer, entry, kinds, unpacked_model
 from ffedit.loading.names import PACKAGES, gguf_file
 from ffedit.loading.reading import quiet
 from ffedit.progress import Progress, silent
@@ -75,7 +75,7 @@ def read_weights(
     """
     try:
         reader = checked(name, file)
-        progress("unpacking", 0, len(reader.tensors))
+        progress(UNPACKING, 0, 1)
         dtype = dtype or default_dtype(reader)
         model = unpacked_model(name, file, reader, folder, config, dtype, progress)
         _check_unchanged(name, file, folder)

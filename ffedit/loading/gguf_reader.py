@@ -41,6 +41,7 @@ else:  # an extra, which is imported when a file is read
 
 UNREAD = ("rope_freqs.weight",)  # tensors that transformers leaves out
 VERSIONS = (2, 3)
+UNPACKING = "unpacking, million weights"  # a stage of progress
 PIECE = 2**18  # weights that are unpacked at once
 AHEAD = 2  # tensors that are unpacked while another is put into the model
 
@@ -336,13 +337,15 @@ def _check_weights(name: str, reader: Any, model: Any) -> None:
 
 @contextmanager
 def _steps(progress: Progress) -> Iterator[None]:
-    """Report how many tensors are unpacked, in place of transformers' own progress bars."""
+    """Report how many weights are unpacked, in place of transformers' own progress bars: tensors differ in size."""
 
     def each(tensors: list[Any], *_: Any, **__: Any) -> Iterator[Any]:
-        for done, tensor in enumerate(tensors):
-            progress("unpacking", done, len(tensors))
+        done, total = 0, sum(int(tensor.n_elements) for tensor in tensors)
+        for tensor in tensors:
+            progress(UNPACKING, round(done / 1e6), round(total / 1e6))
             yield tensor
-        progress("unpacking", len(tensors), len(tensors))
+            done += int(tensor.n_elements)
+        progress(UNPACKING, round(total / 1e6), round(total / 1e6))
 
     with patch.object(modeling_gguf_pytorch_utils, "tqdm", each, create=True):
         yield
