@@ -49,7 +49,7 @@ def converted(name: str, file: Path, progress: Progress = silent, weights: bool 
     Args:
         name: the model's, in messages.
         file: the GGUF file, the first of several parts.
-        progress: called after each tensor that is converted.
+        progress: called while weights are converted.
         weights: also the weights, as float32; config and tokenizer alone otherwise, and `read_weights` has the rest.
 
     Raises:

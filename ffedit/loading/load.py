@@ -100,7 +100,7 @@ def _decoder(
     name, config = opened.name, opened.config
     if config.is_encoder_decoder:
         raise ModelError(f"{name}: {config.model_type} is an encoder with a decoder; a causal decoder is needed")
-    model, tokenizer, saved = _read(opened, decoder_classes(config), "causal", dtype, spread, progress)
+    model, tokenizer, saved = _read(opened, dtype, spread, progress)
     editable = find_and_verify(model, tokenizer, name, value_matrix, saved)
     editable.auto_dtype = dtype == "auto"
     if not any(memory.quantised for memory in editable.memories.values()):
@@ -200,10 +200,11 @@ def path_of(name: str, progress: Progress = silent, weights: bool = True) -> str
 
 
 def _read(
-    opened: Opened, classes: Sequence[Any], kind: str, dtype: str, spread: Mapping[str, Any], progress: Progress
+    opened: Opened, dtype: str, spread: Mapping[str, Any], progress: Progress
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, torch.dtype]:
     """Return a checkpoint's model, its tokenizer, and the dtype it was saved in (of a quantised one: computes in)."""
     name, path, config, common = opened
+    classes = decoder_classes(config)
     if dtype != "auto" and dtype not in DTYPES:
         raise ModelError(f"dtype {dtype!r} is not known; give auto, {', '.join(DTYPES)}")
     tokenizer = read_tokenizer(opened)
@@ -239,7 +240,7 @@ def _read(
             **common,
         )
     model, info = loaded
-    check_loaded(name, info, "checkpoint", f"a {kind} language model was expected")
+    check_loaded(name, info, "checkpoint", "a causal language model was expected")
     model.eval().requires_grad_(False)
     saved = model.dtype if quantised else _saved_in(path, model, config)
     if model.dtype == torch.float16 and not quantised and device_of(model).type == "cpu":

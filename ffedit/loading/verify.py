@@ -54,7 +54,7 @@ def find_and_verify(
     config = model.config.get_text_config()
     layers = find_layers(model.get_decoder(), name, config.num_hidden_layers)
     editable = Editable(model, tokenizer, name, layers, attention=find_attention(layers))
-    editable.max_tokens = _longest_input(config, model, 2048)
+    editable.max_tokens = _longest_input(editable)
     editable.feed_forward = [
         find_feed_forward(Layer(model, layer, i, name, editable.probe, value_matrix, saved_dtype))
         for i, layer in enumerate(layers)
@@ -78,11 +78,11 @@ def _transformers_model(model: Any, name: str) -> PreTrainedModel:
     return model
 
 
-def _longest_input(config: Any, body: nn.Module, otherwise: int) -> int:
+def _longest_input(editable: Editable) -> int:
     """Return the number of positions; they begin behind the position of padding where there is one (RoBERTa)."""
-    names = ("max_position_embeddings", "n_positions", "max_seq_len")
-    longest = next((int(n) for name in names if (n := getattr(config, name, None))), otherwise)
-    positions = (module for path, module in body.named_modules() if path.endswith("position_embeddings"))
+    config, names = editable.model.config.get_text_config(), ("max_position_embeddings", "n_positions", "max_seq_len")
+    longest = next((int(n) for name in names if (n := getattr(config, name, None))), editable.max_tokens)
+    positions = (module for path, module in editable.model.named_modules() if path.endswith("position_embeddings"))
     offsets = (module.padding_idx + 1 for module in positions if getattr(module, "padding_idx", None) is not None)
     return longest - next(offsets, 0)
 

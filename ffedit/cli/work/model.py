@@ -25,13 +25,7 @@ STARTED_ALONE = (
 )
 
 
-def load_model(
-    model: ModelOptions,
-    surface: Surface,
-    edit: Edit | None = None,
-    *,
-    show: bool = True,
-) -> Editable:
+def load_model(model: ModelOptions, surface: Surface, edit: Edit | None = None, *, show: bool = True) -> Editable:
     """Load the model that the options name, or the base of `edit`, or the default; `show` it in a line."""
     transformers.utils.logging.disable_progress_bar()
     transformers.utils.logging.set_verbosity_error()
