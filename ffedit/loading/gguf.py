@@ -182,6 +182,14 @@ def _write(path: Path, content: dict[str, Any]) -> None:
     path.write_text(json.dumps(sealed(content), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
+def _write_added_tokens(path: Path, tokenizer: Any) -> None:
+    """Write a tokenizer's added tokens into its settings: else transformers parses all tokens in Python for them."""
+    names = ("content", "lstrip", "normalized", "rstrip", "single_word", "special")
+    added = {str(i): {name: getattr(token, name) for name in names} for i, token in tokenizer.added_tokens_decoder.items()}
+    settings = json.loads(path.read_text(encoding="utf-8")) | {"added_tokens_decoder": added}
+    path.write_text(json.dumps(settings, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
 def _hash(file: Path) -> str:
     """Return the SHA-256 of a file, of all its parts; ModelError where it cannot be read."""
     digest = hashlib.sha256()
@@ -232,6 +240,7 @@ def _convert(name: str, file: Path, folder: Path, weights: bool, progress: Progr
         with os_errors():
             (config if model is None else model).save_pretrained(made)
             tokenizer.save_pretrained(made)
+            _write_added_tokens(made / "tokenizer_config.json", tokenizer)
         _write(made / SOURCE, about)
         _write(made / CHECKSUMS, {path.name: file_checksum(path) for path in sorted(made.iterdir())})
         _check_unchanged(name, file, folder)

@@ -291,7 +291,8 @@ def read_tokenizer(opened: Opened) -> PreTrainedTokenizerBase:
         raise ModelError(absent)
     with readable(f"{opened.name}: the tokenizer cannot be read"):
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(opened.path, **opened.common)
-        if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):
+        special = tokenizer.all_special_tokens
+        if len(tokenizer) <= len(special) and set(tokenizer.get_vocab()) <= set(special):
             raise ModelError(absent)
         tokenizer(UNKNOWN, verbose=False)
     tokenizer.name_or_path = tokenizer.name_or_path or opened.path  # Mistral's own does not remember it
