@@ -57,7 +57,7 @@ def load(
             processes its own; else a torch device or its name ("cuda:1").
         dtype: precision of the computation, a torch dtype or its name: "auto" (that of the checkpoint; float32 for
             float16 on a CPU), float32, float16 or bfloat16. An edit is rounded to the checkpoint's precision and
-            exported in it, whatever the precision of the computation.
+            exported in it, whatever the precision of the computation; a GGUF file has no other than that.
         revision: branch, tag or commit of a hub id.
         trust_remote_code: run code that comes with the checkpoint.
         value_matrix: path of the value matrix, if it is not recognised: inside a layer (`ff.out`), or in the model,

@@ -8,8 +8,8 @@ A shard in which nothing changes becomes a hard link, which takes no space and n
 changes is copied first and then overwritten at that matrix's bytes, a block of rows at a time: memory use does not grow
 with the model.
 
-A model whose weights are not on disk (given as model and tokenizer, or changed after loading) is written by
-`save_pretrained`, rounded to the precision of the checkpoint that it came from.
+A model whose weights are not on disk (given as model and tokenizer, or changed after loading), or in a GGUF file, is
+written by `save_pretrained`, rounded to the precision of the checkpoint that it came from.
 """
 
 from __future__ import annotations
@@ -37,6 +37,9 @@ from ffedit.errors import EditError
 from ffedit.files.atomic import os_errors, refuse_link
 from ffedit.files.shards import INDEX
 from ffedit.files.tensor_ranges import FLOATS, Matrix, Stored, contents, patch, row_blocks, sample_of
+from ffedit.loading.gguf import SOURCE
+from ffedit.loading.load import cached_folder
+from ffedit.loading.reading import quiet
 from ffedit.model.discover import saved
 from ffedit.model.editable import Editable
 from ffedit.model.hooks import eval_mode
@@ -132,7 +135,7 @@ def named_as_in(tensors: Mapping[str, Stored], edit: Edit) -> Edit:
 def _by_numbers(tensors: Mapping[str, Stored], edit: Edit, address: Address, shape: tuple[int, ...]) -> str | None:
     """Find the only tensor with the numbers that an edit was computed on, where files have names of another layout."""
     floats = {name: stored for name, stored in tensors.items() if stored.shape == shape and stored.kind in FLOATS}
-    alike = [name for name, stored in floats.items() if _is_like(stored, edit, address)]
+    alike = [name for name, stored in floats.items() if is_like(stored.sample(SAMPLE), stored.dtype, edit, address)]
     return alike[0] if len(alike) == 1 else None
 
 
@@ -151,9 +154,13 @@ def is_of_edited_base(edit: Edit, tensors: Mapping[str, Stored], originals: Mapp
     earlier edits changed, as they were before. Raises EditError where the edit was computed on neither.
     """
     plan = export_plan(tensors, edit)
-    others = [name for name, change in plan.items() if not _is_like(tensors[name], edit, change.address)]
+
+    def computed_on(stored: Stored, change: Rewrite) -> bool:
+        return is_like(stored.sample(SAMPLE), stored.dtype, edit, change.address)
+
+    others = [name for name, change in plan.items() if not computed_on(tensors[name], change)]
     for name in others:
-        if name not in originals or not _is_like(originals[name], edit, plan[name].address):
+        if name not in originals or not computed_on(originals[name], plan[name]):
             raise EditError(
                 f"{base}: {name} is not the matrix on which the edit was computed (another model, or edited already); "
                 "give its base with --model"
@@ -161,16 +168,18 @@ def is_of_edited_base(edit: Edit, tensors: Mapping[str, Stored], originals: Mapp
     return not others
 
 
-def _is_like(stored: Stored, edit: Edit, address: Address) -> bool:
-    """Check whether a stored matrix is, up to rounding, the one that an edit was computed on."""
-    sample = stored.sample(SAMPLE)
+def is_like(sample: Tensor, dtype: torch.dtype, edit: Edit, address: Address) -> bool:
+    """Check whether a matrix stored in `dtype` is, up to rounding, the one that an edit was computed on.
+
+    `sample` is that of the matrix (`sample_of`, of `SAMPLE` entries).
+    """
     expected = torch.tensor(identity_in(edit, address)["sample"], dtype=torch.float64)
-    computed = edit.computed_in or stored.dtype
+    computed = edit.computed_in or dtype
     computed = torch.float32 if computed == torch.float64 else computed  # samples are recorded in float32 at most
-    if sample.shape != expected.shape or computed == stored.dtype:
+    if sample.shape != expected.shape or computed == dtype:
         return torch.equal(sample, expected)
     # Each number was rounded to one dtype or the other; the smallest ones to zero.
-    infos = [torch.finfo(dtype) for dtype in (stored.dtype, computed)]
+    infos = [torch.finfo(each) for each in (dtype, computed)]
     relative, absolute = max(info.eps for info in infos), max(info.smallest_normal * info.eps for info in infos)
     return bool(((sample - expected).abs() <= relative * sample.abs() + absolute).all())
 
@@ -262,9 +271,11 @@ def _save(editable: Editable, folder: Path) -> None:
         name: cast.setdefault(weight.data_ptr(), weight.to(dtype)) if weight.is_floating_point() else weight
         for name, weight in editable.model.state_dict().items()
     }
-    with os_errors():
+    with os_errors(), quiet():
         editable.model.save_pretrained(folder, state_dict=weights)
         editable.tokenizer.save_pretrained(folder)
+        if (loaded_from := cached_folder(editable)) is not None and (loaded_from / SOURCE).is_file():
+            shutil.copyfile(loaded_from / SOURCE, folder / SOURCE)
     # The dtype written may differ from the one computed in.
     config = folder / "config.json"
     content = json.loads(config.read_text(encoding="utf-8")) | {"dtype": str(dtype).removeprefix("torch.")}

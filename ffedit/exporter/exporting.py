@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple, TypeAlias, get_args
 
 import huggingface_hub
+import torch
 
 from ffedit.editor.edit import Edit, check_edit, refuse_shared
 from ffedit.editor.edit_files import EDITS
@@ -37,9 +38,10 @@ from ffedit.loading.load import (
     decoder_classes,
     local_folder,
     quantisation,
-    whole_folder,
+    stored_folder,
     written_config,
 )
+from ffedit.loading.names import gguf_file
 from ffedit.model.editable import Editable
 from ffedit.model.memory import Address, identity
 from ffedit.notebook import Displayed
@@ -89,8 +91,8 @@ def export(
     """Write an edit as a checkpoint that transformers loads, as a LoRA adapter, as plain Δ, or as a GGUF file.
 
     A checkpoint is made from the base's files: unchanged shards are linked, changed matrices are rewritten a block of
-    rows at a time, and no model is loaded. A model whose weights are not on disk is written from memory. A GGUF file is
-    made from the one that the model was loaded from (`ffedit.exporter.gguf`).
+    rows at a time, and no model is loaded. A model whose weights are not on disk, or in a GGUF file, is written from
+    memory. A GGUF file is made from the one that the model was loaded from (`ffedit.exporter.gguf`).
 
     Args:
         model: the unedited model that the edit was computed on: loaded, or named as for `load`.
@@ -139,8 +141,9 @@ def export_with(
     if format not in FORMATS:
         raise EditError(f"format {format!r} is not known; give {choices(format, FORMATS)}")
     check_free(Path(out), force)
-    base = find_base(model, edit, revision)
-    if format == "gguf" or (format == "adapter" and Path(out).suffix == ".gguf"):
+    as_gguf = format == "gguf" or (format == "adapter" and Path(out).suffix == ".gguf")
+    base = find_base(model, edit, revision, files=not as_gguf and format != "checkpoint")
+    if as_gguf:
         return _export_gguf(placing, base, Path(out), format, verify)
     if format == "checkpoint" and base.editable is not None:
         for address in edit.updates:
@@ -164,7 +167,7 @@ def export_with(
 
 def _export_gguf(placing: Placing, base: Base, out: Path, format: Format, verify: Verify) -> Exported:
     """Write and verify a GGUF file, a model or an adapter; the verifying process reads the edit from beside it."""
-    file = source_file(base.name, base.folder)
+    file = source_file(base.name, base.editable)
     if out.suffix != ".gguf":
         raise EditError(f"{out}: this export is a GGUF file; give it a name that ends in .gguf")
     if out.exists() and out.samefile(file):
@@ -321,9 +324,7 @@ class Base(NamedTuple):
 
     def packed(self) -> dict[Address, Packed]:
         """Pack the matrices that the edit changes as the base's GGUF file holds them."""
-        file = source_file(self.name, self.folder)
-        assert self.folder is not None
-        return pack(file, self.folder, self.edit)
+        return pack(source_file(self.name, self.editable), self.edit)
 
     @property
     def loader(self) -> str:
@@ -342,16 +343,22 @@ class Base(NamedTuple):
         return any(".experts." in name for name in contents(self.folder))
 
 
-def find_base(model: Editable | str | Path, edit: Edit, revision: str | None = None) -> Base:
-    """Find the base on disk and check that the edit was computed on it, and is not in it already."""
+def find_base(model: Editable | str | Path, edit: Edit, revision: str | None = None, files: bool = False) -> Base:
+    """Find the base, on disk if it is there, and check that the edit was computed on it, and is not in it already.
+
+    The weights of a GGUF file are read into memory, in the precision that the edit was computed in; `files`: converted
+    into files, which a fresh process compares an adapter with.
+    """
     if isinstance(model, Editable):
         edit.check(model)
-        folder = whole_folder(model)
+        folder = stored_folder(model, convert=files)
         if folder is not None and not _holds(folder, model):
             folder = None
         if "matrices" not in edit.provenance:
             edit = edit.noted(matrices={str(at): identity(model.memories[at]) for at in edit.updates})
         return Base(model.name, edit, folder, model)
+    if not files and gguf_file(str(model)) is not None and edit.computed_in in (torch.float32, torch.bfloat16):
+        return find_base(load_with_edits(model, device="cpu", dtype=edit.computed_in, revision=revision), edit)
     folder = local_folder(model, revision)
     if quantisation(written_config(folder)):
         # Its files are not rewritten; transformers may unpack them to 16 bits (FP8, MXFP4).

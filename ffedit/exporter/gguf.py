@@ -1,10 +1,10 @@
 """An edit in the GGUF file that its base was loaded from: the same file, with the changed value matrices packed anew.
 
 In a GGUF file layer l's value matrix is `blk.l.ffn_down.weight` [d_model, d_ff], whatever its orientation in
-transformers; that it unpacks to the matrix of the edit's base is checked. W + Δ is packed in the type that W had. In
-few bits, Δ is often smaller than a step of the grid that W lies on, and rounds back to W: where more than `MOST_LOST`
-of the change at the edit's keys is lost, or `gguf` cannot pack the type (K- and I-quants), the matrix is stored as
-Q8_0, or else F16. Files of several types are ordinary in llama.cpp, and one matrix is a small part of a file.
+transformers; that its numbers are those of the edit's base is checked in a sample. W + Δ is packed in the type that W
+had. In few bits, Δ is often smaller than a step of the grid that W lies on, and rounds back to W: where more than
+`MOST_LOST` of the change at the edit's keys is lost, or `gguf` cannot pack the type (K- and I-quants), the matrix is
+stored as Q8_0, or else F16. Files of several types are ordinary in llama.cpp, and one matrix is a small part of a file.
 
 The header stays as it is, but for types and offsets of the tensors and the entry `ffedit.edits`, which says what was
 written. All other tensors are copied byte for byte, a few MiB at a time.
@@ -31,13 +31,16 @@ from ffedit.algebra.rounding import rounded
 from ffedit.editor.edit import Edit
 from ffedit.errors import EditError, brief
 from ffedit.exporter.adapter import Factors, balanced
-from ffedit.exporter.checkpoint import Moved, export_plan
+from ffedit.exporter.checkpoint import Moved, identity_in, is_like
 from ffedit.facts.form import OBJECT, check_form
-from ffedit.files.tensor_ranges import Stored, contents
+from ffedit.files.tensor_ranges import Stored, sample_of
 from ffedit.loading.gguf import converted
 from ffedit.loading.gguf_reader import entry, gguf, open_gguf
+from ffedit.loading.load import cached_folder
 from ffedit.loading.names import gguf_file
-from ffedit.model.memory import Address
+from ffedit.model.editable import Editable
+from ffedit.model.fingerprint import fingerprint
+from ffedit.model.memory import SAMPLE, Address
 
 ENTRY = "ffedit.edits"
 FALLBACKS = ("Q8_0", "F16")
@@ -57,46 +60,49 @@ class Packed:
     data: Any  # its bytes, as `gguf.quantize` returns them
     change: Tensor  # W' − W [d_model, d_ff], float64; W' is what the bytes unpack to
 
+    @property
+    def weight(self) -> Tensor:
+        """W' [d_model, d_ff], float32."""
+        return _unpacked(self.data, gguf.GGMLQuantizationType[self.kind])
+
     def to_dict(self) -> dict[str, Any]:
         """Return the name, the types and the loss as plain JSON."""
         return {"name": self.name, "was": self.was, "kind": self.kind, "lost": round(self.lost, 6)}
 
 
-def source_file(name: str, folder: Path | None) -> Path:
-    """Return the GGUF file that a base was loaded from, by its name and the folder it was converted to.
-
-    Raises EditError where it was not loaded from one, or is not what its file holds.
-    """
+def source_file(name: str, editable: Editable | None) -> Path:
+    """Return the GGUF file of a base by its name; EditError where there is none, or `editable` is not what it holds."""
     file = gguf_file(name)
     if file is None:
         raise EditError(
             f"{name}: was not loaded from a GGUF file, so it cannot be exported as one; give --model FILE.gguf"
         )
-    if folder is None or converted(name, file, weights=False) != folder:
+    is_read = editable is None or converted(name, file, weights=False) == cached_folder(editable)
+    if not is_read or (editable is not None and fingerprint(editable) != editable.as_read):
         raise EditError(
             f"{name}: its weights in memory are not those of {file} (edited, or the file changed); load it anew"
         )
     return file
 
 
-def pack(file: Path, folder: Path, edit: Edit) -> dict[Address, Packed]:
-    """Pack the matrices of a GGUF file that an edit changes, computed on `folder`, which the file was converted to.
+def pack(file: Path, edit: Edit) -> dict[Address, Packed]:
+    """Pack the matrices of a GGUF file that an edit changes, whose provenance has `matrices`.
 
     Raises EditError where a matrix is an expert's, is not in the file as the edit knows it, or would not be finite.
     """
     tensors = {tensor.name: tensor for tensor in open_gguf(file).tensors}
     packed = {}
-    for change in export_plan(contents(folder), edit).values():
-        at, weight = change.address, torch.cat(list(change.source.blocks()))
+    for at, update in edit.updates.items():
         name = tensor_name(at)
-        weight = weight.T if change.transposed else weight
         tensor = tensors.get(name) if at.expert is None else None
-        if tensor is None or not torch.equal(_unpacked(tensor.data, tensor.tensor_type), weight):
+        weight = torch.empty(0, 0) if tensor is None else _unpacked(tensor.data, tensor.tensor_type)
+        stored = weight.T if identity_in(edit, at)["transposed"] else weight
+        if tensor is None or not is_like(sample_of(stored, SAMPLE), stored.dtype, edit, at):
             raise EditError(
                 f"{file}: the value matrix of layer {at} is not its tensor {name} (an expert's?), and no other "
                 "tensor of a GGUF file can be edited; export a checkpoint, and convert it"
             )
-        packed[at] = _packed(name, tensor.tensor_type, weight, change.updates[0], edit.keys[at])
+        packed[at] = _packed(name, tensor.tensor_type, weight, update, edit.keys[at])
     return packed
 
 

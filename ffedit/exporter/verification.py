@@ -12,7 +12,7 @@ import importlib.util
 import json
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,8 @@ from ffedit.exporter.embedded_edits import history, plan_undo, read_originals
 from ffedit.exporter.subprocess_check import DIFFERS, Checked, Task, peak
 from ffedit.files.tensor_ranges import Stored, contents, of_expert, read_header, row_blocks
 from ffedit.loading.gguf_reader import config_and_tokenizer, entry, open_gguf, unpacked_model
-from ffedit.loading.load import decoder_classes, first_that_runs, local_folder
+from ffedit.loading.load import decoder_classes, first_that_runs
+from ffedit.model.memory import Address
 from ffedit.progress import silent
 
 TOKENS = 32
@@ -118,8 +119,11 @@ def opens(task: Task) -> None:
 
 def fits(task: Task, tensors: Mapping[str, Stored]) -> bool:
     """Decide whether to load the model: if logits are asked for, or its weights take less than half the free memory."""
-    wide = sum(prod(stored.shape) * 4 if stored.kind == "F16" else stored.size for stored in tensors.values())
-    return task.verify == "logits" or (task.verify == "auto" and wide < psutil.virtual_memory().available / 2)
+    return _fits(task, sum(prod(each.shape) * 4 if each.kind == "F16" else each.size for each in tensors.values()))
+
+
+def _fits(task: Task, size: int) -> bool:
+    return task.verify == "logits" or (task.verify == "auto" and size < psutil.virtual_memory().available / 2)
 
 
 def load(folder: str, task: Task, dtype: torch.dtype | None = None) -> PreTrainedModel:
@@ -173,20 +177,30 @@ def _check_logits(expected: Tensor, logits: Tensor, rounded_otherwise: Plan | No
 
 
 def check_memory(task: Task) -> Checked:
-    """Check a model written from memory: its weights by their hashes, its logits bit for bit."""
+    """Check a model written from memory: its weights by their hashes, and if it fits, its logits bit for bit."""
     with safe_open(task.base, framework="pt") as file:
         about, ids, expected = file.metadata(), file.get_tensor("ids"), file.get_tensor("logits")
     opens(task)
-    hashes = json.loads(about["hashes"])
+    hashes, stored = json.loads(about["hashes"]), contents(Path(task.folder))
+    if not fits(task, stored):
+        both = hashes.keys() & stored.keys()
+        for name in both:
+            with safe_open(stored[name].file, framework="pt") as file:
+                _check_hash(name, file.get_tensor(name), about, hashes)
+        return Checked(len(both), False)
     # Casting after loading would cast buffers too, but rotary angles are float32 in a 16-bit model.
     model = load(task.folder, task, getattr(torch, about["dtype"]))
     weights = model.state_dict()
     for name in hashes.keys() & weights.keys():
-        if digest(weights[name], getattr(torch, about["saved"])) != hashes[name]:
-            raise CheckError(f"{name} is not what is in memory")
+        _check_hash(name, weights[name], about, hashes)
     model.to(about["device"])
     _check_logits(expected, logits_of(model, ids.to(about["device"])).cpu())
     return Checked(len(hashes), True)
+
+
+def _check_hash(name: str, weight: Tensor, about: Mapping[str, str], hashes: Mapping[str, str]) -> None:
+    if digest(weight, getattr(torch, about["saved"])) != hashes[name]:
+        raise CheckError(f"{name} is not what is in memory")
 
 
 # Adapters and deltas ------------------------------------------------------------------------------
@@ -261,8 +275,7 @@ def check_gguf(task: Task) -> Checked:
     """
     file, source = Path(task.folder), Path(task.base)
     (edit,) = history(file.parent)
-    folder = local_folder(source)
-    packed = gguf.pack(source, folder, edit)
+    packed = gguf.pack(source, edit)
     changed = {matrix.name: matrix for matrix in packed.values()}
     before, after = (open_gguf(path) for path in (source, file))
     for name in before.fields.keys() - {gguf.ENTRY, "GGUF.kv_count"}:
@@ -276,15 +289,29 @@ def check_gguf(task: Task) -> Checked:
             kind, data = changed[old.name].kind, changed[old.name].data
         if new.tensor_type.name != kind or new.data.shape != data.shape or not (new.data == data).all():
             raise CheckError(f"{old.name} is not what was to be written")
-    stored = contents(folder)
-    if not fits(task, stored):
+    dtype = torch.bfloat16 if edit.computed_in == torch.bfloat16 else torch.float32
+    if not _fits(task, dtype.itemsize * sum(int(tensor.n_elements) for tensor in before.tensors)):
         return Checked(len(after.tensors), False)
-    plan = export_plan(stored, gguf.as_packed(edit, packed))
-    expected = base_and_edited(replace(task, base=str(folder)), plan)[1]
-    config, _ = config_and_tokenizer(str(file), file, after, file)
-    model = unpacked_model(str(file), file, after, file, config, torch.float32, silent)
-    _check_logits(expected, logits_of(model.eval()))
+    expected = _packed_logits(_model_of(source, before, dtype), edit, packed)
+    gc.collect()  # the base, before the export is loaded
+    _check_logits(expected, logits_of(_model_of(file, after, dtype)))
     return Checked(len(after.tensors), True)
+
+
+def _model_of(file: Path, reader: Any, dtype: torch.dtype) -> Any:
+    """Return the model of a GGUF file."""
+    config, _ = config_and_tokenizer(str(file), file, reader, file)
+    return unpacked_model(str(file), file, reader, file, config, dtype, silent).eval()
+
+
+@torch.no_grad()
+def _packed_logits(model: Any, edit: Edit, packed: Mapping[Address, gguf.Packed]) -> Tensor:
+    """Write packed matrices into their base, and return its logits."""
+    weights = dict(model.named_parameters())
+    for at, matrix in packed.items():
+        about = identity_in(edit, at)
+        weights[about["parameter"]].copy_(matrix.weight.T if about["transposed"] else matrix.weight)
+    return logits_of(model)
 
 
 def check_gguf_adapter(task: Task) -> Checked:

@@ -185,7 +185,9 @@ def _write(path: Path, content: dict[str, Any]) -> None:
 def _write_added_tokens(path: Path, tokenizer: Any) -> None:
     """Write a tokenizer's added tokens into its settings: else transformers parses all tokens in Python for them."""
     names = ("content", "lstrip", "normalized", "rstrip", "single_word", "special")
-    added = {str(i): {name: getattr(token, name) for name in names} for i, token in tokenizer.added_tokens_decoder.items()}
+    added = {
+        str(i): {name: getattr(token, name) for name in names} for i, token in tokenizer.added_tokens_decoder.items()
+    }
     settings = json.loads(path.read_text(encoding="utf-8")) | {"added_tokens_decoder": added}
     path.write_text(json.dumps(settings, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 

@@ -41,6 +41,7 @@ from ffedit.loading.names import EMBEDDED, NAMED, gguf_file, is_local
 from ffedit.loading.reading import check_declared, check_loaded, readable
 from ffedit.loading.verify import find_and_verify
 from ffedit.model.editable import Editable
+from ffedit.model.fingerprint import fingerprint
 from ffedit.model.storage import device_of
 from ffedit.model.tokenization import turn
 from ffedit.progress import Progress, silent
@@ -107,6 +108,7 @@ def _decoder(
         editable.unpacked = quantisation(config)
     if folder := cached_folder(editable):
         editable.source = source_of(name, folder)
+        editable.as_read = fingerprint(editable) if gguf_file(name) is not None else ""
     return editable
 
 
@@ -218,7 +220,7 @@ def _read(
     if file is not None:
         if spread["device_map"] is None:
             model = read_weights(name, file, Path(path), config, DTYPES.get(dtype), progress)
-            return model.eval().requires_grad_(False), tokenizer, torch.float32
+            return model.eval().requires_grad_(False), tokenizer, model.dtype
         path_of(name, progress)  # accelerate spreads a model from its files
     known = any((Path(path) / file).is_file() for file in (SINGLE, INDEX))  # transformers knows other names of files
     if not quantised and "auto_map" not in vars(config) and known:
@@ -320,11 +322,11 @@ def cached_folder(editable: Editable) -> Path | None:
     return folder_of(source, _commit(editable.model))
 
 
-def whole_folder(editable: Editable) -> Path | None:
-    """Return `cached_folder` with the model's weights in it: those of a GGUF file are converted, if need be."""
+def stored_folder(editable: Editable, convert: bool) -> Path | None:
+    """Return `cached_folder` where weights are in it, too; those of a GGUF file are put there if asked to `convert`."""
     folder = cached_folder(editable)
     if folder is not None and editable.source is not None and not has_weights(folder):
-        file = gguf_file(editable.name)
+        file = gguf_file(editable.name) if convert else None
         folder = None if file is None else converted(editable.name, file)
     return folder
 

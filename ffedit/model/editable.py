@@ -138,7 +138,8 @@ class Editable(Displayed):
         probe_error: max |W k + b - observed output| over all layers, relative to the outputs' scale.
         history: the edits that are in the weights, and the originals of what they changed.
         chat: whether prompts are put into the tokenizer's chat template (`ffedit.model.tokenization`).
-        source: the file that its checkpoint was converted from, plain JSON (`loading.gguf.source_of`), or None.
+        source: the GGUF file that it was read from, plain JSON (`loading.gguf.source_of`), or None.
+        as_read: the fingerprint of the weights as they are in that file; "" where there is none.
         unpacked: the quantisation of its files ("fp8"), where transformers unpacked all value matrices; else "".
         auto_dtype: whether nobody asked for the dtype that it is in, so that passes that only average may be computed
             in another.
@@ -164,6 +165,7 @@ class Editable(Displayed):
     history: History = field(default_factory=History)
     chat: bool = False
     source: dict[str, Any] | None = None
+    as_read: str = ""
     unpacked: str = ""
     auto_dtype: bool = False
     averaging: torch.dtype | None = None

@@ -20,7 +20,7 @@ from writing import quick
 
 import ffedit
 from ffedit import CheckError, Edit, EditError, Fact
-from ffedit.exporter import history
+from ffedit.exporter import checkpoint, history
 from ffedit.inference.corpus import Corpus
 from ffedit.model import few_rows
 from ffedit.model.editable import Editable
@@ -179,6 +179,27 @@ def test_a_ready_pair_is_saved_from_memory(cases: dict[str, Case], tmp_path: Pat
     assert name == case.editable.memories[1].parameter and torch.equal(kept[name], case.before[name])
     undone = load_file(ffedit.undo(out, tmp_path / "undone").folder / "model.safetensors")
     assert all(torch.equal(undone[name], case.before[name]) for name in undone)
+
+
+@here
+def test_a_model_that_is_written_from_memory_is_compared_by_its_hashes_where_it_would_not_fit_twice(
+    cases: dict[str, Case], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = ready(cases["gpt2"])
+    checked = ffedit.export(case.editable, case.edit, tmp_path / "out", verify="tensors").checked
+    assert not checked.logits and checked.tensors == len(load_file(tmp_path / "out" / "model.safetensors"))
+    save = checkpoint._save
+
+    def damaged(editable: Any, folder: Path) -> None:
+        save(editable, folder)
+        content = bytearray((folder / "model.safetensors").read_bytes())
+        content[-1] ^= 1
+        (folder / "model.safetensors").write_bytes(content)
+
+    monkeypatch.setattr(checkpoint, "_save", damaged)
+    with pytest.raises(CheckError, match="is not what is in memory"):
+        ffedit.export(case.editable, case.edit, tmp_path / "damaged", verify="tensors")
+    assert not (tmp_path / "damaged").exists()
 
 
 @here

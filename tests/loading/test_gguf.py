@@ -116,15 +116,20 @@ def test_a_file_that_changed_is_converted_anew(file: Path, monkeypatch: pytest.M
         edit.check(again)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "same"), [("float32", "No difference"), ("bfloat16", "0 tensors changed, 30 the same but for the dtype")]
+)
 def test_an_edit_is_exported_by_the_name_of_its_base_and_undone(
-    file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], dtype: str, same: str
 ) -> None:
-    editable = ffedit.load(file)
+    editable = ffedit.load(file, dtype=dtype)
     edit = write(editable)
     edit.save(tmp_path / "edit")
     done = shell(capsys, "export", tmp_path / "edit", "--out", tmp_path / "out")
     assert done.code == 0, done
     exported = ffedit.load(tmp_path / "out")
+    assert exported.model.dtype == editable.model.dtype == getattr(torch, dtype)
+    assert not gguf_files.has_weights(cached_folder(editable)), "written from memory"
     with edit.applied(editable):
         ids = torch.arange(3, 20)[None]
         assert torch.equal(exported.model(ids).logits, editable.model(ids).logits)
@@ -135,7 +140,7 @@ def test_an_edit_is_exported_by_the_name_of_its_base_and_undone(
     assert "tiny.gguf" in shell(capsys, "doctor", file).out.replace("\n", "")
     assert "1 tensor changed" in shell(capsys, "diff", file, tmp_path / "out").out
     assert shell(capsys, "undo", tmp_path / "out", "--out", tmp_path / "back").code == 0
-    assert "No difference" in shell(capsys, "diff", file, tmp_path / "back").out
+    assert same in shell(capsys, "diff", file, tmp_path / "back").out
     assert "converted from tiny.gguf" in (tmp_path / "back" / "README.md").read_text()
 
 
@@ -166,7 +171,7 @@ def test_a_model_that_is_spread_over_devices_has_its_weights_converted(file: Pat
 
 def test_a_file_is_unpacked_into_another_precision(file: Path) -> None:
     editable = ffedit.load(file, dtype="bfloat16")
-    assert editable.model.dtype == torch.bfloat16 and editable.memories[0].saved_dtype == torch.float32
+    assert editable.model.dtype == torch.bfloat16 and editable.memories[0].saved_dtype == torch.bfloat16
     exact = ffedit.load(file).model.state_dict()
     assert all(torch.equal(w, exact[name].bfloat16()) for name, w in editable.model.state_dict().items())
 
@@ -181,7 +186,7 @@ def test_a_large_packed_model_is_bfloat16_where_the_processor_multiplies_it_fast
     assert ffedit.load(file).model.dtype == torch.float32, "not faster"
     monkeypatch.setattr(gguf_files, "bfloat16_speed", lambda device: 3.0)
     light = ffedit.load(file)
-    assert light.model.dtype == torch.bfloat16 and light.memories[0].saved_dtype == torch.float32
+    assert light.model.dtype == torch.bfloat16 and light.memories[0].saved_dtype == torch.bfloat16
     assert ffedit.load(file, dtype="float32").model.dtype == torch.float32, "a precision that was asked for"
     local_folder(file)  # a checkpoint is in the cache, too, in float32
     whole = ffedit.load(file)

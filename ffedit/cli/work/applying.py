@@ -43,7 +43,6 @@ from ffedit.files.atomic import text_ready, write_text
 from ffedit.files.placing import together
 from ffedit.inference.corpus import Corpus
 from ffedit.layer_choice.choose import Found, find_layer, known_layer, spread_below
-from ffedit.loading.load import cached_folder
 from ffedit.model.editable import Editable
 from ffedit.model.tokenization import decode
 from ffedit.progress import Progress
@@ -243,7 +242,7 @@ def _tell_long_objects(surface: Surface, editable: Editable, facts: Sequence[Fac
 def check_base(destinations: Destinations, editable: Editable) -> None:
     """Check that a GGUF file can be made, if one was asked for. Raises EditError for a model that is not of one."""
     if destinations.is_gguf:
-        source_file(editable.name, cached_folder(editable))
+        source_file(editable.name, editable)
 
 
 @contextmanager
