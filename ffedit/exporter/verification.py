@@ -119,10 +119,11 @@ def opens(task: Task) -> None:
 
 def fits(task: Task, tensors: Mapping[str, Stored]) -> bool:
     """Decide whether to load the model: if logits are asked for, or its weights take less than half the free memory."""
-    return _fits(task, sum(prod(each.shape) * 4 if each.kind == "F16" else each.size for each in tensors.values()))
+    return has_room(task, sum(prod(each.shape) * 4 if each.kind == "F16" else each.size for each in tensors.values()))
 
 
-def _fits(task: Task, size: int) -> bool:
+def has_room(task: Task, size: int) -> bool:
+    """Return what `fits` does, for weights of `size` bytes."""
     return task.verify == "logits" or (task.verify == "auto" and size < psutil.virtual_memory().available / 2)
 
 
@@ -290,7 +291,7 @@ def check_gguf(task: Task) -> Checked:
         if new.tensor_type.name != kind or new.data.shape != data.shape or not (new.data == data).all():
             raise CheckError(f"{old.name} is not what was to be written")
     dtype = torch.bfloat16 if edit.computed_in == torch.bfloat16 else torch.float32
-    if not _fits(task, dtype.itemsize * sum(int(tensor.n_elements) for tensor in before.tensors)):
+    if not has_room(task, dtype.itemsize * sum(int(tensor.n_elements) for tensor in before.tensors)):
         return Checked(len(after.tensors), False)
     expected = _packed_logits(_model_of(source, before, dtype), edit, packed)
     gc.collect()  # the base, before the export is loaded

@@ -22,7 +22,6 @@ import ffedit
 from ffedit import CheckError, EditError
 from ffedit.exporter.gguf import ENTRY, MOST_LOST, edits_in, pack
 from ffedit.loading.gguf_reader import open_gguf
-from ffedit.loading.load import local_folder
 from ffedit.model.memory import Address
 
 here = pytest.mark.usefixtures("verified_here")
@@ -188,7 +187,6 @@ def test_a_file_that_is_not_what_was_meant_is_not_left(
         return moved
 
     monkeypatch.setattr(exporting, "write_gguf", damaged)
-    local_folder(file)
     before = disk(tmp_path)
     with pytest.raises(CheckError, match="nothing was written"):
         ffedit.export(editable, made(editable, {0: 1}), tmp_path / "edited.gguf")
@@ -199,7 +197,6 @@ def test_what_cannot_be_written_is_told(tmp_path: Path, model: Path) -> None:
     file = write(tmp_path / "base.gguf", None)
     editable, other = ffedit.load(file), ffedit.load(model)
     edit = made(editable, {0: 1})
-    local_folder(file)
     before = disk(tmp_path)
 
     def refused(words: str, *arguments: Any, **options: Any) -> None:

@@ -149,6 +149,7 @@ def test_the_weights_stay_in_the_file_until_a_checkpoint_is_asked_for(
 ) -> None:
     light = ffedit.load(file)
     (folder,) = cache.entries()
+    assert "added_tokens_decoder" in (folder / "tokenizer_config.json").read_text(), "read without parsing all tokens"
     weights = sum(weight.numel() * weight.element_size() for weight in light.model.parameters())
     assert cache.sizes()[folder] == sum(path.stat().st_size for path in folder.iterdir()) < weights / 2
     assert local_folder(file) == folder and cache.sizes()[folder] > weights
