@@ -103,7 +103,7 @@ def efficacy(q: Questions, now: Responses, before: Responses) -> float | None:
     return _success([q.own], now, new=True)
 
 
-@metric("share", "up", "in other wordings", ROME)
+@metric("share", "up", "new beats old, reworded", ROME)
 def paraphrase(q: Questions, now: Responses, before: Responses) -> float | None:
     """Share of other wordings of the fact with nll(new) < nll(old)."""
     return _success(q.paraphrases, now, new=True)

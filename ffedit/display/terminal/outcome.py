@@ -14,7 +14,7 @@ from rich.text import Text
 from ffedit.display.terminal.tables import plain_table, with_more
 from ffedit.evaluator import FactScores, Report
 from ffedit.evaluator.scores import Continuation
-from ffedit.evaluator.verdict import BREAKING, knew_previous, took
+from ffedit.evaluator.verdict import BREAKING, BREAKS, knew_previous, took
 from ffedit.facts.text import counted, quoted
 
 MOST_ROWS = 8
@@ -109,8 +109,17 @@ def _counts(report: Report) -> Iterator[str]:
             yield f"{known - _lost(sides)} of {counted(known, which)} as before"
         elif sides:
             yield f"{counted(len(sides), name)} asked, none known before"
-    breaks = verdict.damage.keys() & BREAKING.keys()
-    yield "TEXT BREAKS" if breaks else "text as fluent as before"
+    yield _fluency(report)
+
+
+def _fluency(report: Report) -> str:
+    """Say whether text breaks. A rise that chance makes in so few texts is no break, but its figures are shown."""
+    old, new = report.before.degenerate, report.after and report.after.degenerate
+    if report.verdict.damage.keys() & BREAKING.keys():
+        return "TEXT BREAKS"
+    if old is not None and new is not None and new - old > BREAKS:
+        return f"{new:.0%} of its text repeats, {old:.0%} before"
+    return "text as fluent as before"
 
 
 def _asked(report: Report, score: str) -> list[tuple[Continuation, Continuation]]:
