@@ -121,8 +121,10 @@ def edit(
         layers: where; None takes the layer published for the model, or else a quarter of its depth
             (`ffedit.choose_layer` tries others).
         config: all numbers of the optimisation, the seed among them.
-        stats: second moments of the keys, or the text to collect them on; by default as for `ffedit.collect_stats`.
-        preserve: earlier edits in the model whose facts the new edit must leave as they are, oldest first.
+        stats: second moments of the keys, or the text to collect them on; None for the text of `ffedit.collect_stats`,
+            of which a single subject takes fewer tokens (docs/scale.md, "Fewer tokens").
+        preserve: earlier edits whose facts the new edit must leave as they are, oldest first: those in the model. One
+            that is not, but was computed on the weights as they are, is accepted, for edits to be applied together.
         progress: called with the progress.
         process_group: processes that share statistics, keys and values; all call this alike and return the edit.
         protect: names and texts that the edit must not touch, beside those in `config` (`KeyConfig.protect`).

@@ -12,8 +12,11 @@ A number is named by its record and its field: `value.steps`, or `memit.ridge` f
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
+from operator import index
 from typing import Any, Literal, TypeAlias, TypeVar
+
+import numpy as np
 
 from ffedit.errors import EditError
 from ffedit.facts.fact import as_protected
@@ -24,7 +27,13 @@ Names: TypeAlias = tuple[str, ...]
 
 
 def check_numbers(record: str, numbers: object, counts: Names = (), positive: Names = (), weights: Names = ()) -> None:
-    """Refuse `counts` below 1, `positive` numbers that are not above 0 and `weights` below 0, by field."""
+    """Refuse `counts` below 1, `positive` numbers that are not above 0 and `weights` below 0, by field.
+
+    Numbers of numpy become those of Python, which JSON has.
+    """
+    for each in fields(numbers):  # type: ignore[arg-type]
+        if isinstance(given := getattr(numbers, each.name), np.generic):
+            object.__setattr__(numbers, each.name, given.item())
     for name in (*counts, *positive, *weights):
         number = getattr(numbers, name)
         # `not >=` rather than `<`, which is False for NaN.
@@ -147,6 +156,10 @@ class EditConfig:
     def __post_init__(self) -> None:
         for name, kind in (("prompts", PromptConfig), ("key", KeyConfig), ("value", ValueConfig)):
             EditError.require(getattr(self, name), kind, f"{name} was expected to be a {kind.__name__}")
+        try:
+            object.__setattr__(self, "seed", index(self.seed))
+        except TypeError as error:
+            raise EditError(f"seed is {self.seed!r}; a whole number was expected") from error
 
     def of(self, method: str, kind: type[Numbers]) -> Numbers:
         """Return the numbers of a method: those in `methods`, or the defaults of `kind`."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 
+import torch
+
 from ffedit.algebra.key_moments import KeyMoments
 from ffedit.editor.checks import check_layers, check_preserved, check_quantised, in_reach
 from ffedit.editor.config import EditConfig
@@ -31,6 +33,8 @@ from ffedit.progress import Progress, silent
 logger = logging.getLogger(__name__)
 
 
+@torch.inference_mode(False)  # as `enable_grad`: the caller may have turned gradients off, which values need
+@torch.enable_grad()
 def write(
     editable: Editable,
     facts: Sequence[Fact],

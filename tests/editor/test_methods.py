@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import zoo
@@ -145,3 +147,22 @@ def test_statistics_that_are_no_second_moment_are_refused_in_words(method: str) 
     with pytest.raises(EditError, match="positive definite"):
         write_facts(editable, FACTS, method, [0, 1], quick(), {**stats, Address(1): broken})
     assert clean(editable, before)
+
+
+@pytest.mark.parametrize("method", ["rome", "ft"])
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_an_edit_where_gradients_are_off_is_the_edit(method: str, mode: Any) -> None:
+    editable = zoo.trained("gpt2", True)
+    usual = write(editable, [FACT], method, **BARE)
+    with mode():
+        again = write(editable, [FACT], method, **BARE)
+    assert again.fingerprint() == usual.fingerprint()
+
+
+def test_numbers_of_numpy_are_saved_and_a_seed_is_a_whole_number(tmp_path: Path) -> None:
+    config = dataclasses.replace(quick(**BARE), seed=np.int64(3))
+    config = dataclasses.replace(config, value=dataclasses.replace(config.value, steps=np.int64(2)))
+    edit = write_facts(zoo.trained("gpt2", True), [FACT], "rome", [0], config, CORPUS)
+    edit.save(tmp_path / "edit")
+    with pytest.raises(EditError, match="seed is 'x'; a whole number"):
+        dataclasses.replace(config, seed="x")  # type: ignore[arg-type]
