@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import product
+from itertools import combinations, product
 from pathlib import Path
 from shlex import join
 
@@ -49,10 +49,17 @@ class Destinations:
             check_plot(self.plot)
         if self.save_recipe is not None:
             check_file(self.save_recipe)
-        files = (self.save_recipe, self.plot, self.html, self.json_to)
-        for file, folder in product([Path(file) for file in files if file is not None], folders):
+        files = [
+            Path(file) for file in (self.save_recipe, self.plot, self.html, self.json_to) if file not in (None, "-")
+        ]
+        for file, folder in product(files, folders):
+            if folder.resolve() == file.resolve():
+                raise EditError(f"{file}: is the name of a file and of a folder; name two")
             if folder.resolve() in file.resolve().parents:
                 raise EditError(f"{file}: lies in {folder}, which is made anew; name a file outside it")
+        for one, other in combinations(files, 2):
+            if one.resolve() == other.resolve() and (one.is_file() or not one.exists()):  # a device takes any number
+                raise EditError(f"{one}: is the name of two results; name two")
 
     @property
     def show_trace(self) -> bool:

@@ -43,6 +43,7 @@ def run(current: click.Context, /, recipe: Path, **flags: bool) -> None:
     """
     values, lines = read_recipe(recipe)
     consent = ["--trust-remote-code"] if flags.pop(CONSENT) else []
+    given = [f"--{name}" for name, value in flags.items() if value]
     values |= {name: True for name, value in flags.items() if value}
     exports = values.pop(EXPORT) if isinstance(values.get(EXPORT), list) else []
     with ExitStack() as temporary:
@@ -50,7 +51,8 @@ def run(current: click.Context, /, recipe: Path, **flags: bool) -> None:
         if exports:
             edit = str(values.setdefault("out", str(folder / "edit")))
         export_words = [
-            [edit, *consent, *arguments(export, how, recipe, lines, f"{EXPORT}.{i}.")] for i, how in enumerate(exports)
+            [edit, *consent, *given, *arguments(export, how, recipe, lines, f"{EXPORT}.{i}.")]
+            for i, how in enumerate(exports)
         ]
         if isinstance(values.get(FACTS), list):
             facts = folder / "facts.json"

@@ -21,15 +21,30 @@ Read = TypeVar("Read")
 def check_free(target: Path, force: bool) -> None:
     """Refuse a target that exists (unless empty, or with `force`) or cannot be created; before any long work.
 
-    What a killed process was about to move there is moved first.
+    Even with `force`, a folder is replaced only if weights are in it, as in all that ffedit writes, and if the working
+    folder is not in it. What a killed process was about to move there is moved first.
     """
     with named_errors(target):
         sweep(target.absolute().parent, target.name)
         if not force:
             refuse_existing(target)
+        elif target.is_dir():
+            _refuse_what_is_not_ours(target)
         above = next(folder for folder in target.absolute().parents if folder.exists())
         with beside(above / target.name):
             pass
+
+
+def _refuse_what_is_not_ours(folder: Path) -> None:
+    """Refuse to replace the working folder, one that it is in, and one that holds files but no weights."""
+    here, itself = Path.cwd(), folder.resolve()
+    if itself == here or itself in here.parents:
+        raise EditError(f"{folder}: is the working folder, or contains it, and is not replaced; name another folder")
+    if any(folder.iterdir()) and not any(folder.glob("*.safetensors")):
+        raise EditError(
+            f"{folder}: holds no weights, so ffedit did not write it, and --force does not replace it; name another "
+            "folder, or remove it first"
+        )
 
 
 def check_file(target: Path) -> None:
@@ -88,8 +103,10 @@ def written(target: Path, force: bool = False) -> Iterator[Path]:
 
 def make_folder(placing: Placing, target: Path, force: bool = False) -> Path:
     """Return a new folder that takes the path `target` with `placing`."""
-    check_free(target, force)
     with named_errors(target):
+        sweep(target.absolute().parent, target.name)
+        if not force:
+            refuse_existing(target)
         target.absolute().parent.mkdir(parents=True, exist_ok=True)
         made = placing.new(target, force)
         made.mkdir()

@@ -214,6 +214,8 @@ def test_folders_that_exist_are_kept(apply: Refuses, refuses: Refuses, here: Pat
         assert f"{name}: exists already" in apply("fact.json", loads=False)
         (here / name / "mine.txt").unlink()
     assert "same folder" in apply("fact.json", "--out", "x", loads=False)
+    assert "the name of two results" in apply("fact.json", "--json", "same", "--html", "same", loads=False)
+    assert "the name of a file and of a folder" in apply("fact.json", "--out", "new", "--json", "new", loads=False)
     for out, export in (("x/e", "x"), ("e", "e/x")):
         line = apply("fact.json", "--out", out, "--export", export, loads=False)
         assert "one inside the other" in line

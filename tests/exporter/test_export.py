@@ -250,7 +250,10 @@ def test_a_target_that_holds_something_is_refused_without_force(cases: dict[str,
     (target / "mine.txt").write_text("keep me")
     with pytest.raises(EditError, match="exists already"):
         ffedit.export(case.editable, case.edit, target)
+    with pytest.raises(EditError, match="holds no weights, so ffedit did not write it"):
+        ffedit.export(case.editable, case.edit, target, force=True)
     assert [path.name for path in target.iterdir()] == ["mine.txt"]
+    (target / "model.safetensors").write_bytes(b"an earlier export")
     ffedit.export(case.editable, case.edit, target, force=True)
     assert not (target / "mine.txt").exists() and (target / "config.json").exists()
     assert [path.name for path in tmp_path.glob("[!f]*")] == ["out"] and list(tmp_path.glob(".*")) == []

@@ -52,13 +52,13 @@ def dying_at(move: int) -> Iterator[None]:
 
 def folder_of(path: Path, text: str) -> None:
     path.mkdir()
-    (path / "file").write_text(text)
+    (path / "file.safetensors").write_text(text)
 
 
 def place_both(edit: Path, model: Path, text: str, force: bool) -> None:
     with together() as results:
-        (make_folder(results, model, force) / "file").write_text(text)
-        (make_folder(results, edit, force) / "file").write_text(text)
+        (make_folder(results, model, force) / "file.safetensors").write_text(text)
+        (make_folder(results, edit, force) / "file.safetensors").write_text(text)
 
 
 # What is left ---------------------------------------------------------------------------------------------
@@ -69,7 +69,7 @@ def test_what_a_kill_left_goes_with_the_next_and_what_another_process_makes_stay
 
     def begin() -> None:
         with written(target) as made:
-            (made / "file").write_text("half")
+            (made / "file.safetensors").write_text("half")
             die()
 
     killed(begin)
@@ -78,14 +78,14 @@ def test_what_a_kill_left_goes_with_the_next_and_what_another_process_makes_stay
         (live / "mine").touch()
         check_free(target, False)
         with written(target) as made:
-            (made / "file").write_text("whole")
+            (made / "file.safetensors").write_text("whole")
         assert (live / "mine").exists()
-    assert disk(tmp_path).keys() == {"a[1]*", "a[1]*/file"}
+    assert disk(tmp_path).keys() == {"a[1]*", "a[1]*/file.safetensors"}
 
 
 def test_sweeping_deletes_only_unfinished_work_of_its_target(tmp_path: Path) -> None:
     (elsewhere := tmp_path / "elsewhere").mkdir()
-    (elsewhere / "file").touch()
+    (elsewhere / "file.safetensors").touch()
     folder_of(tmp_path / ".out.settings", "a person's")
     folder_of(tmp_path / ".out.abcdefgh.old", "a person's")
     folder_of(tmp_path / ".other.abcdefgh.unfinished", "of another target")
@@ -96,7 +96,7 @@ def test_sweeping_deletes_only_unfinished_work_of_its_target(tmp_path: Path) -> 
     sweep(tmp_path)
     assert before.keys() - disk(tmp_path).keys() == {
         ".other.abcdefgh.unfinished",
-        ".other.abcdefgh.unfinished/file",
+        ".other.abcdefgh.unfinished/file.safetensors",
     }
 
 
@@ -134,14 +134,14 @@ def test_each_of_two_results_of_a_killed_process_is_new_or_as_before(move: int, 
     killed(work)
     for target in (edit, model):
         check_free(target, True)
-    moved = {"model", "model/file"} if move == 2 else set()
+    moved = {"model", "model/file.safetensors"} if move == 2 else set()
     assert disk(tmp_path).keys() == before.keys() | moved
-    assert not moved or (model / "file").read_text() == "new"
+    assert not moved or (model / "file.safetensors").read_text() == "new"
     assert {name: what for name, what in disk(tmp_path).items() if name not in moved} == {
         name: what for name, what in before.items() if name not in moved
     }
     place_both(edit, model, "new", True)
-    assert (edit / "file").read_text() == (model / "file").read_text() == "new"
+    assert (edit / "file.safetensors").read_text() == (model / "file.safetensors").read_text() == "new"
 
 
 def killed_while_it_replaces(out: Path) -> None:
@@ -151,7 +151,7 @@ def killed_while_it_replaces(out: Path) -> None:
         replace = os.replace
         os.replace = lambda source, target: die() if Path(target) == out else replace(source, target)
         with written(out, force=True) as made:
-            (made / "file").write_text("new")
+            (made / "file.safetensors").write_text("new")
 
     folder_of(out, "old")
     killed(work)
@@ -161,14 +161,15 @@ def killed_while_it_replaces(out: Path) -> None:
 def test_a_folder_that_is_replaced_is_not_lost_by_a_kill(tmp_path: Path) -> None:
     killed_while_it_replaces(tmp_path / "out")
     check_free(tmp_path / "out", True)
-    assert disk(tmp_path).keys() == {"out", "out/file"} and (tmp_path / "out" / "file").read_text() == "new"
+    assert disk(tmp_path).keys() == {"out", "out/file.safetensors"}
+    assert (tmp_path / "out" / "file.safetensors").read_text() == "new"
 
 
 def test_what_was_put_there_after_a_kill_is_not_replaced(tmp_path: Path) -> None:
     killed_while_it_replaces(tmp_path / "out")
     folder_of(tmp_path / "out", "by hand")
     check_free(tmp_path / "out", True)
-    assert (tmp_path / "out" / "file").read_text() == "by hand" and len(list(tmp_path.iterdir())) == 1
+    assert (tmp_path / "out" / "file.safetensors").read_text() == "by hand" and len(list(tmp_path.iterdir())) == 1
 
 
 def test_where_one_cannot_be_moved_all_is_as_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,16 +185,16 @@ def test_where_one_cannot_be_moved_all_is_as_before(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(os, "replace", refusing)
     with pytest.raises(EditError, match=r"edit: cannot be written \(No space"), together() as results:
         results.new(tmp_path / "model.gguf").write_text("new")
-        (make_folder(results, tmp_path / "model", True) / "file").write_text("new")
+        (make_folder(results, tmp_path / "model", True) / "file.safetensors").write_text("new")
         make_folder(results, tmp_path / "edit")
     assert disk(tmp_path) == before
 
 
 def test_without_force_what_another_process_has_made_meanwhile_stays(tmp_path: Path) -> None:
     with pytest.raises(EditError, match="exists already"), written(tmp_path / "out") as made:
-        (made / "file").write_text("mine")
+        (made / "file.safetensors").write_text("mine")
         folder_of(tmp_path / "out", "another's")
-    assert (tmp_path / "out" / "file").read_text() == "another's" and len(list(tmp_path.iterdir())) == 1
+    assert (tmp_path / "out" / "file.safetensors").read_text() == "another's" and len(list(tmp_path.iterdir())) == 1
 
 
 def test_placing_no_results_leaves_no_file(tmp_path: Path) -> None:
@@ -212,7 +213,7 @@ def test_an_interrupt_while_results_are_moved_waits_for_the_last(tmp_path: Path)
     with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(placing, "_move", interrupted)
         place_both(tmp_path / "edit", tmp_path / "model", "new", False)
-    assert disk(tmp_path).keys() == {"edit", "edit/file", "model", "model/file"}
+    assert disk(tmp_path).keys() == {"edit", "edit/file.safetensors", "model", "model/file.safetensors"}
 
 
 # Reading --------------------------------------------------------------------------------------------------
@@ -258,3 +259,20 @@ def test_what_the_system_refuses_to_delete_once_is_in_no_result(
         "result/deep",
         "result/deep/file",
     ]
+
+
+# What `force` replaces ---------------------------------------------------------------------------------------
+
+
+def test_force_replaces_what_holds_weights_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (mine := tmp_path / "mine").mkdir()
+    (mine / "thesis.txt").write_text("years")
+    with pytest.raises(EditError, match="holds no weights"):
+        check_free(mine, True)
+    (mine / "edit.safetensors").write_text("an edit")
+    check_free(mine, True)
+    (inside := mine / "inside").mkdir()
+    for here, target in ((mine, Path()), (inside, mine)):
+        monkeypatch.chdir(here)
+        with pytest.raises(EditError, match="is the working folder, or contains it"):
+            check_free(target, True)
