@@ -67,7 +67,7 @@ def bench(
             Single-layer methods write to the last.
         spread: with `layers` None, how many layers share the update: that one and those below it.
         config: hyperparameters of the edits, the same for all methods or by method.
-        stats: second moments of the keys, or the text to collect them on; by default as for `ffedit.collect_stats`.
+        stats: second moments of the keys, or the text to collect them on; None as for `ffedit.edit`.
         text: a text file for drift and perplexity; None for text that the model samples.
         full: also measure the slowest scores (`Evaluation`).
         process_group: the processes that share the work; all of them call this with the same arguments.

@@ -18,7 +18,7 @@ from ffedit.files.atomic import check_free
 @click.option("--out", type=FILE, required=True, help="Folder to write.")
 @click.option("--base", help="Model into which an adapter is merged.  [default: the one that its config names]")
 @LOADING["revision"]
-@click.option("--force", is_flag=True, help="Replace an existing folder.")
+@click.option("--force", is_flag=True, help="Replace an existing folder that holds weights.")
 def convert(folder: Path, out: Path, base: str | None, revision: str | None, force: bool, surface: Surface) -> None:
     """Make a checkpoint that can be edited: merge the adapter in FOLDER into its base, or unpack pickled weights."""
     check_free(out, force)

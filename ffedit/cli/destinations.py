@@ -49,9 +49,8 @@ class Destinations:
             check_plot(self.plot)
         if self.save_recipe is not None:
             check_file(self.save_recipe)
-        files = [
-            Path(file) for file in (self.save_recipe, self.plot, self.html, self.json_to) if file not in (None, "-")
-        ]
+        named = (self.save_recipe, self.plot, self.html, self.json_to)
+        files = [Path(file) for file in named if file is not None and str(file) != "-"]
         for file, folder in product(files, folders):
             if folder.resolve() == file.resolve():
                 raise EditError(f"{file}: is the name of a file and of a folder; name two")

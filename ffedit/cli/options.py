@@ -114,7 +114,7 @@ writing_options = all_of(
         type=click.Choice(["auto", "tensors", "logits"]),
         help="Comparison in a fresh process; auto includes logits if the model fits in memory.",
     ),
-    click.option("--force", is_flag=True, help="Replace an existing folder."),
+    click.option("--force", is_flag=True, help="Replace an existing folder that holds weights."),
 )
 PUSH = click.option("--push-to-hub", "hub", metavar="NAME", help="Upload the result to this repository of the hub.")
 

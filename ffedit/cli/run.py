@@ -43,15 +43,16 @@ def run(current: click.Context, /, recipe: Path, **flags: bool) -> None:
     """
     values, lines = read_recipe(recipe)
     consent = ["--trust-remote-code"] if flags.pop(CONSENT) else []
-    given = [f"--{name}" for name, value in flags.items() if value]
-    values |= {name: True for name, value in flags.items() if value}
+    given = [name for name, is_set in flags.items() if is_set]
+    values |= dict.fromkeys(given, True)
     exports = values.pop(EXPORT) if isinstance(values.get(EXPORT), list) else []
     with ExitStack() as temporary:
         folder = temporary.enter_context(beside(Path(tempfile.gettempdir()) / "ffedit-run"))
         if exports:
             edit = str(values.setdefault("out", str(folder / "edit")))
+        flagged = [f"--{name}" for name in given]
         export_words = [
-            [edit, *consent, *given, *arguments(export, how, recipe, lines, f"{EXPORT}.{i}.")]
+            [edit, *consent, *flagged, *arguments(export, how, recipe, lines, f"{EXPORT}.{i}.")]
             for i, how in enumerate(exports)
         ]
         if isinstance(values.get(FACTS), list):

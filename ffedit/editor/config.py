@@ -26,12 +26,12 @@ Numbers = TypeVar("Numbers")
 Names: TypeAlias = tuple[str, ...]
 
 
-def check_numbers(record: str, numbers: object, counts: Names = (), positive: Names = (), weights: Names = ()) -> None:
+def check_numbers(record: str, numbers: Any, counts: Names = (), positive: Names = (), weights: Names = ()) -> None:
     """Refuse `counts` below 1, `positive` numbers that are not above 0 and `weights` below 0, by field.
 
     Numbers of numpy become those of Python, which JSON has.
     """
-    for each in fields(numbers):  # type: ignore[arg-type]
+    for each in fields(numbers):
         if isinstance(given := getattr(numbers, each.name), np.generic):
             object.__setattr__(numbers, each.name, given.item())
     for name in (*counts, *positive, *weights):

@@ -26,7 +26,7 @@ from ffedit.algebra.rounding import rounded
 from ffedit.editor.edit_files import FORMAT, MANIFEST, TENSORS, check_content, check_edit_folder, checksum
 from ffedit.errors import EditError, FactError, brief
 from ffedit.facts.fact import Fact, same_question, same_target, show
-from ffedit.files.atomic import check_free, make_folder
+from ffedit.files.atomic import make_folder
 from ffedit.files.placing import Placing, named_errors, together
 from ffedit.files.tensor_ranges import NAMES
 from ffedit.model.editable import Editable, check_model
@@ -289,7 +289,6 @@ class Edit(Displayed):
             "provenance": dict(self.provenance),
         }
         manifest["checksum"] = checksum(manifest)
-        check_free(Path(path), force)
         folder = make_folder(placing, Path(path), force)
         with named_errors(Path(path)):
             save_file({name: _own(tensor) for name, tensor in self._tensors()}, folder / TENSORS)

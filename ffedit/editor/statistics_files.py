@@ -12,7 +12,7 @@ from ffedit.editor.edit_files import ADDRESS
 from ffedit.editor.statistics import differing, misfit
 from ffedit.errors import EditError, brief
 from ffedit.facts.fact import show
-from ffedit.files.atomic import check_free, written
+from ffedit.files.atomic import written
 from ffedit.model.editable import Editable
 from ffedit.model.memory import Address
 
@@ -23,7 +23,6 @@ def save_stats(stats: Mapping[Address, KeyMoments], folder: str | Path, *, force
     Raises:
         EditError: the folder exists and `force` is False, or it cannot be written.
     """
-    check_free(Path(folder), force)
     with written(Path(folder), force) as made:
         for address, moments in stats.items():
             moments.save(made / file_name(address))

@@ -33,7 +33,8 @@ from ffedit.progress import Progress, silent
 logger = logging.getLogger(__name__)
 
 
-@torch.inference_mode(False)  # as `enable_grad`: the caller may have turned gradients off, which values need
+# The caller may have turned gradients off, which a value is chosen by.
+@torch.inference_mode(False)
 @torch.enable_grad()
 def write(
     editable: Editable,

@@ -103,10 +103,8 @@ def written(target: Path, force: bool = False) -> Iterator[Path]:
 
 def make_folder(placing: Placing, target: Path, force: bool = False) -> Path:
     """Return a new folder that takes the path `target` with `placing`."""
+    check_free(target, force)
     with named_errors(target):
-        sweep(target.absolute().parent, target.name)
-        if not force:
-            refuse_existing(target)
         target.absolute().parent.mkdir(parents=True, exist_ok=True)
         made = placing.new(target, force)
         made.mkdir()

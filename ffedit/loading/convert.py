@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from ffedit.errors import EditError, ModelError, brief
-from ffedit.files.atomic import check_free, os_errors, refuse_link, written
+from ffedit.files.atomic import os_errors, refuse_link, written
 from ffedit.files.fresh_process import run_module
 from ffedit.files.shards import INDEX, SINGLE
 from ffedit.files.tensor_ranges import read_header
@@ -58,7 +58,6 @@ def convert(
     files = [] if is_adapter else pickled_weights(folder)
     if not is_adapter and not files:
         raise ModelError(f"{folder}: holds neither {ADAPTER} nor pickled weights; a folder with one was expected")
-    check_free(Path(out), force)
     with written(Path(out), force) as made:
         if is_adapter:
             _merge(folder, base or base_of(folder), revision, made)

@@ -57,6 +57,10 @@ def test_exports_are_those_of_the_list(capsys: pytest.CaptureFixture[str], empty
     path = recipe(empty / "r.yaml", force=True, export=exports)
     assert shell(capsys, "run", path.name).code == 0
     assert (empty / "numbers").is_dir() and (empty / "lora" / "adapter_config.json").is_file()
+    refused = shell(capsys, "run", path.name)
+    assert refused.code == 1 and "numbers: exists already" in refused.err
+    again = shell(capsys, "run", path.name, "--force", "--quiet")
+    assert again.code == 0 and not again.out, "the flags are those of each export, too"
 
 
 @pytest.mark.parametrize(

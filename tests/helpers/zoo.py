@@ -79,7 +79,7 @@ FAMILIES: dict[str, tuple[Any, dict[str, Any], int]] = {
         29_840,
     ),
     "olmo": (hf.OlmoConfig, {**_LLAMA, "clip_qkv": 1.0}, 29_248),
-    "cohere": (hf.CohereConfig, {**_LLAMA, "use_qk_norm": True, "logit_scale": 0.25}, 26_416),
+    "cohere": (hf.CohereConfig, {**_LLAMA, "use_qk_norm": True, "logit_scale": 2.0}, 26_416),
     "glm": (hf.GlmConfig, {**_LLAMA, "head_dim": 8}, 29_664),
     "granite": (
         hf.GraniteConfig,
