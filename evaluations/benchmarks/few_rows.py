@@ -19,9 +19,9 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from ffedit.inference.timing import least_seconds
-from ffedit.model.few_rows import FEW, FEW_BACK, product
+from ffedit.model.few_rows import FEW, product
 
-ROWS = (1, 2, 4, 8, 16, 32, FEW_BACK, 128, FEW, 2 * FEW)
+ROWS = (1, 2, 4, 8, 16, 32, 64, 128, FEW, 2 * FEW)
 WEIGHTS = 6
 Product = Callable[[Tensor, Tensor], Tensor]
 

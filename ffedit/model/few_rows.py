@@ -2,9 +2,10 @@
 
 A step of generation multiplies some rows by each weight, a step of v* some dozens. For so few, oneDNN is up to twice
 as fast as MKL, which torch calls for linear layers in float32 (`evaluations/benchmarks/few_rows.py`); for more rows MKL
-is. The choice depends on shapes, and on whether a weight learns, so that a computation has the same bits each time.
-Both are in torch. In bfloat16 torch calls oneDNN itself, except for a slice of states, such as those of the last
-tokens, for which it takes 15 to 200 times as long: there the rows are passed as a matrix.
+is. On Intel's processors MKL is the faster one for gradients of any number of rows. The choice depends on the vendor,
+on shapes, and on whether a weight learns, so that a computation has the same bits each time. Both are in torch. In
+bfloat16 torch calls oneDNN itself, except for a slice of states, such as those of the last tokens, for which it takes
+15 to 200 times as long: there the rows are passed as a matrix.
 """
 
 from __future__ import annotations
@@ -23,8 +24,19 @@ from torch.utils.flop_counter import flop_registry, register_flop_formula
 
 from ffedit.model.hooks import replace_forward
 
+
+def _is_intel() -> bool:
+    """Return True on a processor of Intel."""
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as about:
+            name = about.read(256)  # what is known of the first core begins with its vendor
+    except OSError:  # not Linux
+        name = platform.processor()
+    return "Intel" in name
+
+
 # Most rows of a product, most rows of a gradient, and fewest numbers of a weight: beyond these nothing is gained.
-FEW, FEW_BACK, LARGE = 256, 64, 2**18
+FEW, FEW_BACK, LARGE = 256, 0 if _is_intel() else 64, 2**18
 AVAILABLE = (
     torch.backends.mkldnn.is_available()
     and platform.machine().lower() in {"x86_64", "amd64"}

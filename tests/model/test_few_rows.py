@@ -18,7 +18,11 @@ def layer(d_in: int = 768, d_out: int = 384, bias: bool = True) -> nn.Linear:
 
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("shape", [(1,), (3, 5), (1, FEW)])
-def test_a_product_of_few_rows_and_its_gradient_are_those_of_torch(shape: tuple[int, ...], bias: bool) -> None:
+@pytest.mark.parametrize("few_back", [0, 64])
+def test_a_product_of_few_rows_and_its_gradient_are_those_of_torch(
+    monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...], bias: bool, few_back: int
+) -> None:
+    monkeypatch.setattr(module, "FEW_BACK", few_back)  # of Intel's processors, and of others
     linear, states = layer(bias=bias), torch.randn(*shape, 768, requires_grad=True)
     weights = torch.randn(*shape, 384)
     expected = linear(states)
