@@ -1,10 +1,10 @@
-"""What threads that spin while they wait cost: `ffedit apply`, alone and beside a busy process, with and without.
+"""What threads that spin while they wait cost: `ffedit apply`, alone and beside a busy process.
 
-    python evaluations/benchmarks/waiting_threads.py --out FILE.json
+    python evaluations/benchmarks/waiting_threads.py [--model NAME] --out FILE.json
 
-The command line asks OpenMP for a passive wait before torch is imported (`ffedit.cli.main`). Here the same command also
-runs as OpenMP waits by itself. The four cases are measured in one run, each beside the same load of the machine as far
-as that does not change; what holds elsewhere are the ratios.
+The command line asks OpenMP for a short wait before torch is imported (`ffedit.cli.main`). Here the same command also
+runs as OpenMP waits by itself, and without any spinning. The cases are measured in one run, in turn; what holds
+elsewhere are the ratios.
 """
 
 from __future__ import annotations
@@ -17,15 +17,18 @@ import sys
 import time
 from contextlib import contextmanager
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 FACT = Path(__file__).parents[2] / "edits" / "eiffel-tower.json"
+# By name, the code of the command and what it finds set.
 WAITS = {
-    "spinning": "import sys; from ffedit.cli import invoke; sys.exit(invoke(sys.argv[1:]))",  # main without its setting
-    "passive": "from ffedit.cli import main; main()",
+    "spinning": ("import sys; from ffedit.cli import invoke; sys.exit(invoke(sys.argv[1:]))", {}),  # nothing is set
+    "passive": ("from ffedit.cli import main; main()", {"OMP_WAIT_POLICY": "PASSIVE"}),
+    "short": ("from ffedit.cli import main; main()", {}),
 }
 
 
@@ -41,14 +44,15 @@ def busy(processes: int) -> Iterator[None]:
             other.wait()
 
 
-def seconds(code: str, threads: int) -> float:
+def seconds(wait: str, threads: int, model: str) -> float:
     """Return the seconds that `ffedit apply` takes in a process of its own."""
+    code, given = WAITS[wait]
     unset = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "OMP_NUM_THREADS")
     environment = {name: value for name, value in os.environ.items() if name not in unset}
     start = time.perf_counter()
     subprocess.run(
-        [sys.executable, "-c", code, "apply", str(FACT), "--layer", "1", "-q"],
-        env=environment | {"OMP_NUM_THREADS": str(threads)},
+        [sys.executable, "-c", code, "apply", str(FACT), "--model", model, "--layer", "1", "-q"],
+        env=environment | given | {"OMP_NUM_THREADS": str(threads)},
         check=True,
     )
     return time.perf_counter() - start
@@ -59,21 +63,26 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--busy", type=int, default=1, help="other processes")
+    parser.add_argument("--model", default="atlas")
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--out", type=Path)
     asked = parser.parse_args()
-    seconds(WAITS["passive"], asked.threads)  # statistics are collected once
+    seconds("short", asked.threads, asked.model)  # statistics are collected once
     taken = {}
     for others in (0, asked.busy):
         with busy(others):
-            taken[others] = {name: round(seconds(code, asked.threads), 1) for name, code in WAITS.items()}
-    ratios = {others: round(both["spinning"] / both["passive"], 2) for others, both in taken.items()}
+            rounds = [{wait: seconds(wait, asked.threads, asked.model) for wait in WAITS} for _ in range(asked.rounds)]
+        taken[others] = {wait: round(median(each[wait] for each in rounds), 1) for wait in WAITS}
+    ratios = {others: {wait: round(each[wait] / each["short"], 2) for wait in WAITS} for others, each in taken.items()}
     load = [round(load, 1) for load in os.getloadavg()] if hasattr(os, "getloadavg") else None
     result = {
         "processors": os.cpu_count(),
         "threads": asked.threads,
+        "model": Path(asked.model).name,
+        "rounds": asked.rounds,
         "load_at_end": load,
         "seconds_by_busy_processes": taken,
-        "spinning_over_passive": ratios,
+        "over_short": ratios,
     }
     text = json.dumps(result, indent=1) + "\n"
     print(text)
