@@ -21,7 +21,7 @@ from ffedit.editor.write import write
 from ffedit.errors import EditError
 from ffedit.exporter.embedded_edits import load_with_edits
 from ffedit.facts.fact import FactLike, as_facts, as_protected, check_facts
-from ffedit.inference.corpus import Corpus
+from ffedit.inference.corpus import Corpus, check_corpus
 from ffedit.inference.distributed import ALONE, ProcessGroup
 from ffedit.layer_choice.published import auto_layer
 from ffedit.loading.load import DeviceMap, Dtype, Source
@@ -189,6 +189,9 @@ def collect_stats(
             processes that were given different things.
     """
     check_model(editable)
+    check_corpus(corpus)
+    if tolerance is not None:
+        EditError.require(tolerance, (int, float), "a tolerance, a share such as 0.01, was expected")
     depth = len(editable.layers)
     layers = list(range(depth)) if layers is None else as_layers(layers)
     if not layers or not set(layers) <= set(range(depth)):

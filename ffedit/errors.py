@@ -5,6 +5,7 @@ The command line shows an `FFEditError` as that line and never as a traceback.
 
 from collections.abc import Iterable
 from difflib import get_close_matches
+from numbers import Integral
 from textwrap import shorten
 from warnings import warn
 
@@ -41,6 +42,13 @@ class FFEditError(Exception):
         if not isinstance(value, kinds):
             found = f"{shorten(repr(value), 60, placeholder=' …')} ({type(value).__name__})"
             raise cls(f"found {found} where {expected}")
+
+    @classmethod
+    def whole(cls, name: str, value: object, least: int) -> int:
+        """Return `value` as an int; raise this error unless it is a whole number of at least `least`."""
+        if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
+            raise cls(f"{name} is {shorten(repr(value), 60)}; a whole number of at least {least} was expected")
+        return int(value)
 
     @classmethod
     def unless(cls, value: object, kinds: type | tuple[type, ...], expected: str) -> None:

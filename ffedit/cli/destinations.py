@@ -13,7 +13,7 @@ from ffedit.display.figures.saving import check_plot
 from ffedit.display.terminal.messages import next_commands
 from ffedit.errors import EditError
 from ffedit.facts.fact import Fact
-from ffedit.files.atomic import check_file, check_free
+from ffedit.files.atomic import check_free
 from ffedit.files.placing import sweep
 
 
@@ -29,6 +29,12 @@ class Destinations:
     json_to: str | None
     force: bool
     hub: str | None = None
+    scratch: bool = False  # `out` is for the exports of a recipe, and is deleted then
+
+    @property
+    def kept(self) -> Path | None:
+        """The folder of the edit, if the user named it."""
+        return None if self.scratch else self.out
 
     def check(self) -> None:
         """Check that the results can be written, none in a folder that is made anew. Raises EditError otherwise."""
@@ -47,8 +53,6 @@ class Destinations:
                 raise EditError(f"{self.export_to}: --out and --export are one inside the other; name two apart")
         if self.plot is not None:
             check_plot(self.plot)
-        if self.save_recipe is not None:
-            check_file(self.save_recipe)
         named = (self.save_recipe, self.plot, self.html, self.json_to)
         files = [Path(file) for file in named if file is not None and str(file) != "-"]
         for file, folder in product(files, folders):
@@ -80,7 +84,7 @@ class Destinations:
 
         Nothing is said here where no folder was named: then `next_step` does.
         """
-        folders = [path for path in (self.out, self.export_to) if path is not None]
+        folders = [path for path in (self.kept, self.export_to) if path is not None]
         if not folders or not done:
             return ["not saved"] if folders else []
         parts = ["saved " + " and ".join(f"{path}{'' if path.suffix == '.gguf' else '/'}" for path in folders)]
@@ -88,8 +92,10 @@ class Destinations:
             parts.append(f"undo: {join(['ffedit', 'undo', str(self.export_to), '--out', 'as-before'])}")
         return parts
 
-    def next_step(self, fact: Fact, chat: bool) -> Text:
-        """Suggest the commands to type next."""
+    def next_step(self, fact: Fact, chat: bool) -> Text | None:
+        """Suggest the commands to type next; those of a recipe's exports say so themselves."""
+        if self.scratch:
+            return None
         ask = ["ffedit", "ask", fact.text, *(["--chat"] if chat else [])]
         if self.export_to is not None:
             return next_commands(join([*ask, "--model", str(self.export_to)]))

@@ -236,14 +236,33 @@ REQUIRE = click.option(
 # Output --------------------------------------------------------------------------------------------
 
 
-def _checked(context: click.Context, option: click.Parameter, target: Path | None) -> Path | None:
+def written_file(context: click.Context, option: click.Parameter, target: Path | None) -> Path | None:
     """Check that a file can be written."""
+    if target == Path("-"):
+        raise click.BadParameter("standard output takes --json only; name a file", context, option)
     if target is not None:
         check_file(target)
     return target
 
 
-html_option = click.option("--html", type=FILE, metavar="FILE", callback=_checked, help="Write a page for a browser.")
+# Options of files that are read, and of files that are written.
+READ = ("sources", "corpus", "protect", "text")
+WRITTEN = ("json_to", "log", "html", "plot", "save", "save_recipe")
+
+
+def _refuse_overwriting(given: Mapping[str, Any]) -> None:
+    """Refuse a file that is named to be read and to be written."""
+    sources = [given.get(name) for name in READ]
+    read = [name for source in sources for name in (source if isinstance(source, tuple) else [source])]
+    paths = {Path(name).resolve() for name in read if name not in (None, "-")}
+    for target in filter(None, map(given.get, WRITTEN)):
+        if str(target) != "-" and Path(target).resolve() in paths:
+            raise click.UsageError(f"{target} is read, and would be replaced by a result; name another file for this")
+
+
+html_option = click.option(
+    "--html", type=FILE, metavar="FILE", callback=written_file, help="Write a page for a browser."
+)
 
 
 def output_options(command: Command) -> Command:
@@ -252,9 +271,10 @@ def output_options(command: Command) -> Command:
     @click.option("--json", "json_to", metavar="FILE|-", help="Write the result as one JSON object.")
     @click.option("--quiet", "-q", is_flag=True, help="Show nothing but errors.")
     @click.option("--verbose", "-v", is_flag=True, help="Show reasons and all numbers; log each step, with its time.")
-    @click.option("--log", type=FILE, metavar="FILE", callback=_checked, help="Append the log to this file.")
+    @click.option("--log", type=FILE, metavar="FILE", callback=written_file, help="Append the log to this file.")
     @functools.wraps(command)
     def wrapped(json_to: str | None, quiet: bool, verbose: bool, log: Path | None, **kwargs: Any) -> Any:
+        _refuse_overwriting({"json_to": json_to, "log": log, **kwargs})
         if not is_first_process():
             return command(surface=Surface(quiet=True), **kwargs)
         with logged(verbose, log):

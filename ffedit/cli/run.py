@@ -6,7 +6,7 @@ import difflib
 import json
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from ffedit.cli.options import FILE, LOADING
 from ffedit.cli.surface import is_first_process
 from ffedit.errors import EditError, FFEditError, brief
 from ffedit.facts.fact import show
+from ffedit.files.atomic import check_free
 from ffedit.files.placing import beside
 
 FACTS = "facts"  # a file, as FACTS of `apply`, or the facts themselves
@@ -48,24 +49,36 @@ def run(current: click.Context, /, recipe: Path, **flags: bool) -> None:
     exports = values.pop(EXPORT) if isinstance(values.get(EXPORT), list) else []
     with ExitStack() as temporary:
         folder = temporary.enter_context(beside(Path(tempfile.gettempdir()) / "ffedit-run"))
-        if exports:
-            edit = str(values.setdefault("out", str(folder / "edit")))
+        scratch = ["--scratch"] if exports and "out" not in values else []
+        if scratch:
+            values["out"] = str(folder / "edit")
         flagged = [f"--{name}" for name in given]
         export_words = [
-            [edit, *consent, *flagged, *arguments(export, how, recipe, lines, f"{EXPORT}.{i}.")]
+            [*consent, *flagged, *arguments(export, how, recipe, lines, f"{EXPORT}.{i}.")]
             for i, how in enumerate(exports)
         ]
+        for i, words in enumerate(export_words):
+            check_export(words, recipe, lines, f"{EXPORT}.{i}.")
         if isinstance(values.get(FACTS), list):
             facts = folder / "facts.json"
             facts.write_text(_json(values[FACTS], f"{recipe}:{lines.get(FACTS, 1)}: {FACTS}"), encoding="utf-8")
             values[FACTS] = str(facts)
         source = [_word(values.pop(FACTS), f"{recipe}:{lines.get(FACTS, 1)}: {FACTS}")] if FACTS in values else []
-        words = [*arguments(apply, values, recipe, lines), *consent, *source]
+        words = [*arguments(apply, values, recipe, lines), *consent, *scratch, *source]
         with named(recipe, lines):
             context = apply.make_context("run", words, parent=current)
         apply.invoke(context)
-        for words in export_words if is_first_process() else ():
-            export.invoke(export.make_context("run", words, parent=current))
+        makes = is_first_process() and not context.params["dry_run"]
+        for words in export_words if makes else ():
+            export.invoke(export.make_context("run", [str(values["out"]), *words], parent=current))
+
+
+def check_export(words: Sequence[str], recipe: Path, lines: Mapping[str, int], prefix: str) -> None:
+    """Raise EditError for options of an export that are wrong; they are used after a long computation."""
+    options = click.Command("export", params=[each for each in export.params if isinstance(each, click.Option)])
+    with named(recipe, lines, prefix):
+        asked = options.make_context("export", list(words)).params
+        check_free(asked["out"], asked["force"])
 
 
 def read_recipe(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
@@ -125,7 +138,9 @@ def arguments(
     command: click.Command, values: Mapping[str, Any], recipe: Path, lines: Mapping[str, int], prefix: str = ""
 ) -> list[str]:
     """Return the command line of options that a recipe gives by name; `prefix` is theirs in `lines`."""
-    options = {_name(option): option for option in command.params if isinstance(option, click.Option)}
+    options = {
+        _name(option): option for option in command.params if isinstance(option, click.Option) and not option.hidden
+    }
     if not isinstance(values, Mapping):
         line = lines.get(prefix.removesuffix("."), 1)
         raise EditError(f"{recipe}:{line}: {prefix.removesuffix('.')} is {show(values)}; options by name were expected")
@@ -184,13 +199,14 @@ def _name(option: click.Option) -> str:
 
 
 @contextmanager
-def named(recipe: Path, lines: Mapping[str, int]) -> Iterator[None]:
-    """Name the recipe, and the line where one is known, in an error of its options."""
+def named(recipe: Path, lines: Mapping[str, int], prefix: str = "") -> Iterator[None]:
+    """Name the recipe, and the line where one is known, in an error of its options; `prefix` is theirs in `lines`."""
+    where = lines.get(prefix.removesuffix("."))
     try:
         yield
     except FFEditError as error:
-        raise EditError(f"{recipe}: {error}") from error
+        raise EditError(f"{recipe}{f':{where}' if where else ''}: {error}") from error
     except click.UsageError as error:
         option = error.param if isinstance(error, click.BadParameter) else None
-        line = lines.get(_name(option)) if isinstance(option, click.Option) else None
+        line = lines.get(prefix + _name(option), where) if isinstance(option, click.Option) else where
         raise EditError(f"{recipe}{f':{line}' if line else ''}: {error.format_message()}") from error

@@ -26,14 +26,33 @@ Numbers = TypeVar("Numbers")
 Names: TypeAlias = tuple[str, ...]
 
 
-def check_numbers(record: str, numbers: Any, counts: Names = (), positive: Names = (), weights: Names = ()) -> None:
-    """Refuse `counts` below 1, `positive` numbers that are not above 0 and `weights` below 0, by field.
+# By type of a default, what a value may be.
+_KINDS: dict[type, tuple[type | tuple[type, ...], str]] = {
+    bool: (bool, "True or False"),
+    int: (int, "a whole number"),
+    float: ((int, float), "a number"),
+    tuple: (tuple, "a list"),
+}
 
-    Numbers of numpy become those of Python, which JSON has.
+
+def check_numbers(record: str, numbers: Any, counts: Names = (), positive: Names = (), weights: Names = ()) -> None:
+    """Refuse values of another type than a field's default, NaN, and numbers out of range.
+
+    These are `counts` below 1, `positive` numbers that are not above 0, and `weights` below 0. Numbers of numpy become
+    those of Python, which JSON has, and lists tuples.
     """
     for each in fields(numbers):
-        if isinstance(given := getattr(numbers, each.name), np.generic):
-            object.__setattr__(numbers, each.name, given.item())
+        given = getattr(numbers, each.name)
+        if isinstance(given, np.generic):
+            given = given.item()
+        if isinstance(given, list):
+            given = tuple(given)
+        if type(each.default) in _KINDS:
+            kind, expected = _KINDS[type(each.default)]
+            other = isinstance(given, bool) != isinstance(each.default, bool)  # True is an int
+            if other or not isinstance(given, kind) or given != given:
+                raise EditError(f"{record}.{each.name} is {given!r}; {expected} was expected")
+        object.__setattr__(numbers, each.name, given)
     for name in (*counts, *positive, *weights):
         number = getattr(numbers, name)
         # `not >=` rather than `<`, which is False for NaN.
@@ -115,8 +134,8 @@ class ValueConfig:
         weight_decay: price of ‖δ‖², relative to the residual stream's squared norm, nats.
         kl_weight: weight of the mean KL divergence at the essence prompts.
         keep_weight: weight of the mean KL divergence at the facts' `keep` prompts, the same in every step.
-        penalty_decay: factor on both other penalties from step to step: easy facts end while a change is dear and stay
-            small, hard ones are reached once it is cheap.
+        penalty_decay: factor on both other penalties from step to step: easy facts end early in the optimisation, where
+            the penalties are high, with a small δ; hard ones are reached once they are low.
     """
 
     steps: int = 80

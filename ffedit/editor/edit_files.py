@@ -121,6 +121,8 @@ def check_edit_folder(folder: Path) -> None:
     """Refuse a folder without a manifest, which holds no edit (EditError); `Edit.load` reads the files."""
     if not (folder / MANIFEST).is_file():
         found = "holds no edit" if folder.exists() else "no such folder"
+        if (folder / EDITS).is_dir():
+            raise EditError(f"{folder}: an edited checkpoint, not an edit; give it as --model")
         raise EditError(f"{folder}: {found} ({MANIFEST} and {TENSORS} were expected)")
 
 

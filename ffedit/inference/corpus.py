@@ -30,6 +30,11 @@ def tokens_for(subjects: int, d_ff: int, names: bool = True) -> int:
     return min(MOST, FEWEST * (1 + subjects // 16))
 
 
+def check_corpus(corpus: object) -> None:
+    """Refuse what is neither a `Corpus` nor None."""
+    EditError.require(corpus, (Corpus, type(None)), "a text was expected; give it as ffedit.Corpus('file.txt')")
+
+
 @dataclass(frozen=True)
 class Corpus:
     """Source of the text, and the weighting of its tokens.

@@ -230,8 +230,11 @@ def until(rows: Sequence[Sequence[int]], ends: Collection[int]) -> list[list[int
 
 
 def words(editable: Editable, ids: Sequence[int]) -> str:
-    """Decode `ids` up to the first special token, the end of the text or turn among them; white space normalised."""
-    return " ".join(decode(editable.tokenizer, _text(editable, ids)).split())
+    """Decode `ids` up to the first special token, the end of the text or turn among them; white space normalised.
+
+    Of a character whose bytes the last token cuts, nothing is left.
+    """
+    return " ".join(decode(editable.tokenizer, _text(editable, ids)).rstrip("\ufffd").split())
 
 
 def completions(editable: Editable, prompts: Sequence[str], count: int) -> list[str]:

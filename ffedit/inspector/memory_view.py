@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from ffedit.algebra.linalg import double
+from ffedit.errors import EditError
 from ffedit.inference import replay
-from ffedit.inference.corpus import Corpus
+from ffedit.inference.corpus import Corpus, check_corpus
 from ffedit.inspector.rows import Positions
 from ffedit.inspector.views import (
     Distribution,
@@ -91,6 +92,8 @@ def inspect_memory(
         EditError: there is no such memory, or the corpus cannot be used.
     """
     check_model(editable)
+    check_corpus(corpus)
+    EditError.whole("top", top, 1)
     slot = MemoryIndex.find(editable.memories, memory)
     matrix = editable.memories[slot.address]
     feed_forward = editable.feed_forward[slot.address.layer].only([slot.address])

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ffedit.errors import EditError
+from ffedit.errors import EditError, FactError
 from ffedit.inspector.scaling import Promotion, check_scalings, next_log_probs, promote, scaled_memories, token_after
 from ffedit.inspector.views import Distribution, MemoryIndex, TokenProbability, View, log_probabilities, rank
 from ffedit.model.editable import Editable, Seen, check_model
@@ -101,6 +101,7 @@ class PromptView(View, Displayed):
         )
 
 
+@torch.inference_mode(False)  # `promoted` needs gradients, which the caller may have turned off
 def inspect_prompt(
     editable: Editable,
     prompt: str,
@@ -125,6 +126,8 @@ def inspect_prompt(
         FactError: the prompt is too long, or no text.
     """
     check_model(editable)
+    EditError.whole("top", top, 1)
+    FactError.require(prompt, str, "a prompt, some text, was expected")
     if not prompt.strip():
         raise EditError("the prompt is empty; give some words")
     turns = check_scalings(editable.memories, scaled or {})

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from numbers import Real
 
 import torch
 from torch import Tensor
@@ -87,7 +88,11 @@ def check_scalings(
     memories: Memories, scalings: Mapping[MemoryIndex, float] | Mapping[str, float]
 ) -> dict[MemoryIndex, float]:
     """Return factors by slot; EditError where there is no such memory, or a factor is no finite number of 32 bits."""
-    by_slot = {MemoryIndex.find(memories, name): float(factor) for name, factor in scalings.items()}
+    EditError.require(scalings, Mapping, "factors by memory were expected, such as {'3.17': 0}")
+    by_slot = {}
+    for name, factor in scalings.items():
+        EditError.require(factor, Real, f"a factor of memory {name} was expected")
+        by_slot[MemoryIndex.find(memories, name)] = float(factor)
     for slot, factor in by_slot.items():
         if not abs(factor) <= torch.finfo(torch.float32).max:
             raise EditError(f"memory {slot} cannot be scaled by {factor}; a finite factor of 32 bits was expected")

@@ -78,6 +78,7 @@ class MemoryIndex:
     @classmethod
     def find(cls, memories: Memories, name: str | MemoryIndex) -> MemoryIndex:
         """Return the memory of a name; EditError where the name is malformed, or the model has no such memory."""
+        EditError.require(name, (str, MemoryIndex), "a memory was expected; write L.I for memory I of layer L")
         slot = name if isinstance(name, MemoryIndex) else cls.parse(name)
         at = slot.address
         if at not in memories:

@@ -53,7 +53,8 @@ def convert(
     """
     folder = Path(source)
     if not folder.is_dir():
-        raise ModelError(f"{folder}: no such folder")
+        found = "a file; a folder was expected (a GGUF file needs no conversion: it is a --model)"
+        raise ModelError(f"{folder}: {found if folder.exists() else 'no such folder'}")
     is_adapter = (folder / ADAPTER).is_file()
     files = [] if is_adapter else pickled_weights(folder)
     if not is_adapter and not files:

@@ -49,8 +49,7 @@ class Run:
         ):
             if value not in known:
                 raise FactError(f"{name} {value!r} is not known; known are {choices(value, known)}")
-        if self.samples < 1:
-            raise FactError(f"at least one corrupted run is needed, found {self.samples}")
+        FactError.whole("samples", self.samples, 1)
 
 
 @dataclass(frozen=True)

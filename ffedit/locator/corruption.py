@@ -25,6 +25,7 @@ from torch import Tensor
 from ffedit.algebra.linalg import double
 from ffedit.errors import FactError, choices
 from ffedit.facts.fact import Fact
+from ffedit.facts.text import counted
 from ffedit.model.editable import Editable
 from ffedit.model.tokenization import Encoded
 
@@ -151,7 +152,7 @@ def replacements(
     others.pop(encoded.ids[start:end], None)
     if not others:
         raise FactError(
-            f"no other fact has a subject of {end - start} tokens to replace {fact.subject!r}; add facts, or corrupt "
-            "with noise"
+            f"no other fact has a subject of {counted(end - start, 'token')} to replace {fact.subject!r}; add facts, "
+            "or corrupt with noise"
         )
     return Random(seed).sample(list(others), min(samples, len(others)))

@@ -144,14 +144,16 @@ def locate_all(
     if not facts:
         raise FactError("no facts to trace; give at least one")
     depth = len(editable.layers)
+    corruption = Corruption.parse(corruption) if isinstance(corruption, str) else corruption
+    FactError.require(corruption, Corruption, "a corruption was expected; give its name, such as 'gaussian:3'")
     run = Run(
         kind=kind,
-        corruption=Corruption.parse(corruption) if isinstance(corruption, str) else corruption,
+        corruption=corruption,
         samples=samples,
         window=resolve_window(depth, kind, window),
         sever=sever,
         metric=metric,
-        seed=seed,
+        seed=FactError.whole("seed", seed, 0),
         layers=None if layers is None else resolve_layers(depth, layers),
         tokens=tokens,
     )
@@ -191,7 +193,7 @@ def resolve_window(depth: int, kind: Kind, window: int | None) -> int:
     """Return how many layers are restored together: 1 for states, else `window`, by default depth / 3, from 3 to 10."""
     if window is None or kind == "state":
         return 1 if kind == "state" else min(10, max(3, round(depth / 3)), depth)
-    if not 1 <= window <= depth:
+    if FactError.whole("window", window, 1) > depth:
         raise FactError(f"a window of {window} layers was asked for, but the model has {depth}; give 1 to {depth}")
     return window
 

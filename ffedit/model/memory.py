@@ -46,9 +46,12 @@ class Address:
 
 def as_layers(layers: int | Iterable[int]) -> list[int]:
     """Read one layer's number or several; EditError for anything else."""
-    listed = [layers] if isinstance(layers, (int, str)) or not isinstance(layers, Iterable) else list(layers)
+    listed: list[Any] = [layers]
+    if isinstance(layers, Iterable) and not isinstance(layers, (str, Tensor)):
+        listed = list(layers)
     for layer in listed:
-        EditError.require(layer, Integral, "the number of a layer was expected; give a number or a list of numbers")
+        kind = () if isinstance(layer, bool) else Integral
+        EditError.require(layer, kind, "the number of a layer was expected; give a number or a list of numbers")
     return [int(layer) for layer in listed]
 
 

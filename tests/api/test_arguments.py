@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -14,7 +15,7 @@ from making import FACT, SECOND, made
 from writing import quick
 
 import ffedit
-from ffedit import Edit, Editable, EditConfig, EditError, FactError, ModelError
+from ffedit import Edit, Editable, EditConfig, EditError, FactError, ModelError, PromptConfig, ValueConfig
 
 RECORD = {"subject": FACT.subject, "prompt": FACT.prompt, "target": "Rome", "previous": "Paris"}
 CORPUS = ffedit.Corpus(tokens=256)
@@ -99,12 +100,42 @@ WRONG: dict[tuple[type[Exception], str], list[Call]] = {
     (EditError, "alphaedit, ft, ft-l (did you mean memit?)"): [lambda m, e: ffedit.edit(m, FACT, "memt")],
     (EditError, "where the number of a layer was expected"): [
         lambda m, e: ffedit.edit(m, FACT, layers="1"),
+        lambda m, e: ffedit.edit(m, FACT, layers=True),
+        lambda m, e: ffedit.edit(m, FACT, layers=torch.tensor(1)),
         lambda m, e: ffedit.collect_stats(m, layers=[1.0]),
     ],
     (EditError, "where an EditConfig was expected"): [lambda m, e: ffedit.edit(m, FACT, config={"seed": 1})],
     (EditError, "value was expected to be a ValueConfig"): [lambda m, e: EditConfig(value={"steps": 9})],
     (EditError, "where a text or its statistics were expected"): [
         lambda m, e: ffedit.edit(m, FACT, layers=1, stats="wiki.txt")
+    ],
+    (EditError, "where a text was expected; give it as ffedit.Corpus('file.txt')"): [
+        lambda m, e: ffedit.collect_stats(m, 0, corpus="file.txt"),
+        lambda m, e: ffedit.inspect_memory(m, "1.1", corpus="file.txt"),
+    ],
+    (EditError, "a tolerance, a share such as 0.01, was expected"): [
+        lambda m, e: ffedit.collect_stats(m, 0, tolerance="0.1")
+    ],
+    (EditError, "a whole number of at least 1 was expected"): [
+        lambda m, e: ffedit.inspect_prompt(m, "a", top=0),
+        lambda m, e: ffedit.inspect_memory(m, "1.1", top=1.5),
+    ],
+    (EditError, "where a memory was expected; write L.I"): [lambda m, e: ffedit.inspect_memory(m, (0, 1))],
+    (EditError, "where factors by memory were expected"): [lambda m, e: ffedit.inspect_prompt(m, "a", scaled=["1.1"])],
+    (EditError, "where a factor of memory 1.1 was expected"): [
+        lambda m, e: ffedit.inspect_prompt(m, "a", scaled={"1.1": "no"})
+    ],
+    (FactError, "where a prompt, some text, was expected"): [lambda m, e: ffedit.inspect_prompt(m, 3)],
+    (FactError, "samples is 2.0; a whole number of at least 1"): [lambda m, e: ffedit.locate(m, FACT, samples=2.0)],
+    (FactError, "window is 2.0; a whole number of at least 1"): [lambda m, e: ffedit.locate(m, FACT, window=2.0)],
+    (FactError, "seed is -1; a whole number of at least 0"): [lambda m, e: ffedit.locate(m, FACT, seed=-1)],
+    (FactError, "where a corruption was expected"): [lambda m, e: ffedit.locate(m, FACT, corruption=None)],
+    (EditError, "value.steps is '3'; a whole number was expected"): [lambda m, e: ValueConfig(steps="3")],
+    (EditError, "value.steps is 3.5; a whole number was expected"): [lambda m, e: ValueConfig(steps=3.5)],
+    (EditError, "value.steps is True; a whole number was expected"): [lambda m, e: ValueConfig(steps=True)],
+    (EditError, "value.target_loss is nan; a number was expected"): [lambda m, e: ValueConfig(target_loss=math.nan)],
+    (EditError, "prompts.essence_prompts is '{} is a'; a list was expected"): [
+        lambda m, e: PromptConfig(essence_prompts="{} is a")
     ],
     (EditError, EDIT): [
         lambda m, e: ffedit.evaluate(m, FACT, "rome.edit"),

@@ -22,6 +22,7 @@ from tokenizers import normalizers
 
 import ffedit
 from ffedit import api
+from ffedit.editor.edit_files import EDITS
 from ffedit.exporter import exporting
 from ffedit.files import cache
 from ffedit.model.editable import Editable
@@ -207,6 +208,21 @@ def test_places_that_cannot_be_written_are_found_before_the_model(apply: Refuses
     assert place in apply("fact.json", option, place, loads=False) or option == "--corpus"
 
 
+@pytest.mark.parametrize("option", ["--json", "--html", "--log", "--save-recipe"])
+def test_a_file_that_is_read_is_not_replaced(here: Path, option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    before = disk(here)
+    for name in ("fact.json", "./fact.json", str(here / "fact.json")):
+        ran = shell(capsys, "apply", "fact.json", option, name)
+        assert ran.code == 2 and "fact.json is read, and would be replaced" in ran.err and disk(here) == before
+
+
+@pytest.mark.parametrize("option", ["--html", "--log", "--save-recipe"])
+def test_only_json_is_written_to_standard_output(here: Path, option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    before = disk(here)
+    ran = shell(capsys, "apply", "fact.json", option, "-")
+    assert ran.code == 2 and "standard output takes --json only" in ran.err and disk(here) == before
+
+
 def test_folders_that_exist_are_kept(apply: Refuses, refuses: Refuses, here: Path) -> None:
     for name in ("e", "x"):
         (here / name).mkdir()
@@ -226,6 +242,9 @@ def test_folders_that_exist_are_kept(apply: Refuses, refuses: Refuses, here: Pat
             line = apply("fact.json", "--out", "e", "--export", "x", *file, *force, loads=False)
             assert f"{file[1]}: lies in {file[1][0]}" in line
     assert "holds no edit" in refuses("ask", "the tower", "--edit", "e", loads=False)
+    (here / "e" / EDITS).mkdir()
+    assert "give it as --model" in refuses("ask", "the tower", "--edit", "e", loads=False)
+    assert "a file; a folder was expected" in refuses("convert", "fact.json", "--out", "new", loads=False)
 
 
 # Models -------------------------------------------------------------------------------------------

@@ -55,10 +55,11 @@ def test_a_token_by_number_word_or_name_is_the_same_edit(capsys: pytest.CaptureF
 def test_exports_are_those_of_the_list(capsys: pytest.CaptureFixture[str], empty: Path) -> None:
     exports = [{"format": "delta", "out": "numbers"}, {"format": "adapter", "out": "lora"}]
     path = recipe(empty / "r.yaml", force=True, export=exports)
-    assert shell(capsys, "run", path.name).code == 0
+    ran = shell(capsys, "run", path.name)
+    assert ran.code == 0 and "ffedit-run" not in ran.out, "no folder that is deleted is named"
     assert (empty / "numbers").is_dir() and (empty / "lora" / "adapter_config.json").is_file()
     refused = shell(capsys, "run", path.name)
-    assert refused.code == 1 and "numbers: exists already" in refused.err
+    assert refused.code == 1 and "numbers: exists already" in refused.err and not refused.out, "before the edit"
     again = shell(capsys, "run", path.name, "--force", "--quiet")
     assert again.code == 0 and not again.out, "the flags are those of each export, too"
 
@@ -74,6 +75,10 @@ def test_exports_are_those_of_the_list(capsys: pytest.CaptureFixture[str], empty
         ("set:\n  value.steps: 20\n  value.stepz: 20\n", ":3: value.stepz is not a setting"),
         ("set: {value.steps: many}\n", ":1: value.steps: 'many' is of type str, expected int"),
         ("export:\n- out: a\n- format: adapter\n  fold: a\n", ":4: fold is not known; known are "),
+        ("export:\n- {out: a}\n- out: b\n  format: adaptor\n", ":4: Invalid value for '--format': 'adaptor' is not"),
+        ("export:\n- {out: a}\n- format: adapter\n", ":3: Missing option '--out'"),
+        ("export:\n- out: r.yaml\n", ":2: r.yaml: exists already"),
+        ("scratch: true\n", ":1: scratch is not known"),
         ("seed: 1\nseed: 2\n", ":2: seed stands there twice, first in line 1"),
         ("seed: [\n", ":2: not YAML"),
         ("- 1\n", ": holds no recipe"),

@@ -192,8 +192,13 @@ def test_the_layer_is_explained() -> None:
     asked = words(layer_choice(peaked(), 4, "4"))
     assert asked.startswith("Layer 4: you asked for it; tracing would have chosen 2: recalled most")
     assert "you asked for it, and tracing agrees: recalled most" in words(layer_choice(peaked(), 2, "2"))
+    assert words(layer_choice(peaked(), 2, "1-3")).startswith("Layer 2: the site among layers 1-3: recalled most")
+    among = words(layer_choice(peaked(), 4, "3-5"))
+    assert among.startswith("Layer 4: the site among layers 3-5; tracing would have chosen 2: recalled most")
     several = words(layer_choice(TraceSet((peaked(), peaked())), 2))
     assert "on average over 2 facts" in several and "Tower" not in several
+    nothing = words(layer_choice(trace(peaked().effects, clean=0.06, corrupted=0.1), 2, "2"))
+    assert "0.41, though Gaussian noise of 3 σ of the vocabulary takes nothing from the answer (−0.04)" in nothing
     state = words(layer_choice(trace(peaked().effects, kind="state", window=1), 2))
     assert "recalled most at the subject's last token (“Tower”), hidden state after layer 2: 0.41" in state
     assert "prompt" not in state, "the last state there brings everything back, always"

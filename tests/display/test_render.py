@@ -61,6 +61,21 @@ def test_scores_before_and_after() -> None:
     assert len(lines) == 2 + 7, "one line each at 80 columns"
 
 
+@pytest.mark.parametrize(
+    ("width", "heads"),
+    [
+        (80, "score should before after change prompts"),
+        (60, "score should before after change prompts"),
+        (50, "score before after change prompts"),
+        (40, "score before after change"),
+    ],
+)
+def test_a_narrow_terminal_shows_fewer_columns_and_whole_numbers(width: int, heads: str) -> None:
+    lines = shown(before_after(report()), width).splitlines()
+    assert lines[0].split() == heads.split() and len(lines) == 2 + 7
+    assert "0.997" in lines[3] and ("new beats old" in lines[2]) == (width == 80)
+
+
 def test_a_fall_is_marked_without_colour() -> None:
     text = shown(before_after(report(scored(1.0, None, 0.94, 0.5, drift=0.2))))
     assert "−0.06 !" in text and "−0.50 !" in text

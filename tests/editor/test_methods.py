@@ -13,7 +13,7 @@ import zoo
 from storing import AGAIN, BARE, EXACT, FACTS, SOLVING, clean, missed, write
 from writing import CORPUS, FACT, SECOND, quick
 
-from ffedit import EditError, Fact
+from ffedit import EditError, Fact, PromptConfig
 from ffedit.editor.methods import METHODS
 from ffedit.editor.methods.alphaedit import AlphaEditConfig
 from ffedit.editor.methods.memit import MemitConfig
@@ -162,6 +162,7 @@ def test_an_edit_where_gradients_are_off_is_the_edit(method: str, mode: Any) -> 
 def test_numbers_of_numpy_are_saved_and_a_seed_is_a_whole_number(tmp_path: Path) -> None:
     config = dataclasses.replace(quick(**BARE), seed=np.int64(3))
     config = dataclasses.replace(config, value=dataclasses.replace(config.value, steps=np.int64(2)))
+    assert PromptConfig(context_tokens=[3]).context_tokens == (3,)  # type: ignore[arg-type]
     edit = write_facts(zoo.trained("gpt2", True), [FACT], "rome", [0], config, CORPUS)
     edit.save(tmp_path / "edit")
     with pytest.raises(EditError, match="seed is 'x'; a whole number"):

@@ -114,3 +114,10 @@ def test_a_question_that_needs_several_edits_is_asked_once_when_all_are_made() -
     (alone,) = Evaluation(editable, facts[1:]).before
     assert alone.scores.portability is None and alone.left_out["portability/alone"] == 3
     assert [Fact.from_dict(fact.to_dict()) for fact in facts] == list(facts)
+
+
+def test_of_a_character_that_the_last_token_cuts_nothing_is_left() -> None:
+    editable = replace(zoo.shared("gpt2"), tokenizer=zoo.bytes_bpe())
+    ids = editable.tokenizer.encode("東京", add_special_tokens=False)
+    assert len(ids) > 3 and generation.words(editable, ids) == "東京"
+    assert generation.words(editable, ids[:-1]) == "東"

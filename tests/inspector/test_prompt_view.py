@@ -159,3 +159,10 @@ def test_a_view_fits_the_terminal_with_all_its_columns(width: int) -> None:
         assert words in text
     assert "…" not in text
     assert view.layers[0].address == Address(0) and ffedit.inspect_prompt is inspect_prompt
+
+
+def test_a_token_is_promoted_where_the_caller_turned_gradients_off() -> None:
+    editable = zoo.shared("gpt2")
+    with torch.inference_mode():
+        view = inspect_prompt(editable, PROMPT, promoted="Rome", top=2)
+    assert view.to_dict() == inspect_prompt(editable, PROMPT, promoted="Rome", top=2).to_dict()

@@ -60,8 +60,11 @@ def layer_choice(trace: Trace | TraceSet, chosen: int, asked: str = "trace") -> 
         if chosen != best and site is not None:
             why = f"tracing would have chosen {best}: {why}"
         if asked != "trace":
-            agrees = ", and tracing agrees: " if chosen == best and site is not None else "; "
-            why = f"you asked for it{agrees}{why}"
+            agrees = chosen == best and site is not None
+            if "-" in asked:  # a range, in which the trace decides
+                why = f"the site among layers {asked}{': ' if agrees else '; '}{why}"
+            else:
+                why = f"you asked for it{', and tracing agrees: ' if agrees else '; '}{why}"
     notes = (f"\n{remark}" for remark in remarks(trace, asked != "explained"))
     warnings = ((f"\n{warning}", "yellow") for warning in unknown_answers(trace))
     return Text.assemble((heading, "bold"), f"{why}.", *notes, *warnings)

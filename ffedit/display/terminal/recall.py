@@ -28,7 +28,9 @@ def recalled(trace: Trace | TraceSet) -> str:
     back, total = number(peak.effect), number(trace.total)
     destroyed = f"of the {total}{unit} that {destroyer} takes from the answer"
     share = f"{back} {destroyed}"
-    if peak.effect >= trace.total > 0:
+    if trace.total <= 0:
+        share = f"{back}, though {destroyer} takes nothing from the answer ({total}{unit})"
+    elif peak.effect >= trace.total:
         share = f"all {destroyed}" + ("" if back == total else f" and more, {back}")
     average = f", on average over {len(traces)} facts" if len(traces) > 1 else ""
     words = f"recalled most at {_token(traces, peak)}, {_outputs(first, peak.layer)}: {share}{average}"

@@ -7,7 +7,7 @@ facts.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import groupby
 
@@ -16,7 +16,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from ffedit.algebra.bootstrap import Interval
-from ffedit.display.terminal.tables import plain_table, ranges, with_more
+from ffedit.display.terminal.tables import Fitting, plain_table, ranges, with_more
 from ffedit.editor.checks import in_reach
 from ffedit.editor.edit import Edit
 from ffedit.editor.methods import METHODS
@@ -35,24 +35,34 @@ MOST_SAYINGS = 8
 MOST_TOKENS = 20
 
 
-def before_after(report: Report) -> Table:
+def before_after(report: Report) -> Fitting:
     """Render the scores of the headline that were measured, and whichever else was damaged, a row each.
 
-    Beside a score stands the number of prompts that it is measured on. For many facts, a change has its interval beside
-    it, and the column of meanings is left out.
+    Beside a score stands the number of prompts that it is measured on, and its meaning, or for many facts the interval
+    of its change. A narrow terminal shows less.
     """
+    beside = ("prompts", "direction", "meaning")
+    return Fitting([_headline(report, beside[:count]) for count in range(len(beside), -1, -1)])
+
+
+def _headline(report: Report, beside: Collection[str]) -> Table:
+    """Render the table of `before_after` with the columns that `beside` names beside the scores."""
     both = [scores for scores in (report.before, report.after) if scores is not None]
     sure, counts = len(both) == 2 and len(report.facts_before) >= ENOUGH, _prompts(report)
-    more = [Column("prompts", justify="right"), *([] if sure else [Column("", style="dim", overflow="fold")])]
-    table = _table(report, False, *more)
+    extra = {
+        "prompts": Column("prompts", justify="right", no_wrap=True),
+        "meaning": Column("", style="dim", no_wrap=True),
+    }
+    shown = [name for name in extra if name in beside and not (sure and name == "meaning")]
+    table = _table(report, False, *(extra[name] for name in shown), direction="direction" in beside)
     for name in dict.fromkeys((*headline_scores(), *report.verdict.damage)):
         if _measured(report, name):
             cells = [_shown(name, getattr(scores, name), {}) for scores in both]
             if report.after is not None:
                 cells.append(_change(report, name, report.changes if sure else {}))
-            meaning = [] if sure else [METRICS[name].meaning]
-            count = str(counts[name]) if counts[name] else ""
-            table.add_row(name, METRICS[name].direction if report.after else "", *cells, count, *meaning)
+            direction = [METRICS[name].direction if report.after else ""] if "direction" in beside else []
+            about = {"prompts": str(counts[name] or ""), "meaning": METRICS[name].meaning}
+            table.add_row(name, *direction, *cells, *(about[name] for name in shown))
     lines = ["change: mean over facts and its 95 % interval over subjects"] if sure else []
     return _captioned(table, [*lines, *_not_measured(report)])
 
@@ -107,10 +117,11 @@ def headline_table(rows: Sequence[Sequence[str]]) -> Table:
     return table
 
 
-def _table(report: Report, wide: bool, *more: Column) -> Table:
+def _table(report: Report, wide: bool, *more: Column, direction: bool = True) -> Table:
     measured = ("before", "after", "change") if report.after is not None else ("now",)
     columns = (Column(name, justify="left" if wide else "right", no_wrap=not wide) for name in measured)
-    return plain_table(Column("score", no_wrap=True), Column("should", style="dim", no_wrap=True), *columns, *more)
+    should = [Column("should", style="dim", no_wrap=True)] if direction else []
+    return plain_table(Column("score", no_wrap=True), *should, *columns, *more)
 
 
 def _captioned(table: Table, lines: Sequence[str]) -> Table:

@@ -103,7 +103,7 @@ def _about(edit: Edit, path: Path | None) -> Iterator[tuple[str, str]]:
     if about.get("after"):
         yield "computed upon", first_names([f"edit {name}" for name in about["after"]])
     if config := about.get("config"):
-        yield "config", ", ".join(f"{name} {_short(value)}" for name, value in dotted(config).items())
+        yield "config", ", ".join(f"{name} {_short(value) or 'none'}" for name, value in dotted(config).items())
     if (solved := about.get("solved")) and (prefixes := solved[0].get("contexts")):
         yield "contexts", " | ".join(" ".join(prefix.split()) for prefix in prefixes)
     if statistics := about.get("statistics"):

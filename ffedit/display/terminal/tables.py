@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from rich import box
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.measure import Measurement
 from rich.table import Column, Table
 from rich.text import Text
 
 MOST_NAMES = 8
+MOST_WIDE = 10_000  # characters: the width of a table that nothing limits
 
 
 def plain_table(*columns: Column | str) -> Table:
@@ -17,6 +20,19 @@ def plain_table(*columns: Column | str) -> Table:
     return Table(
         *columns, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold", show_edge=False
     )
+
+
+@dataclass(frozen=True)
+class Fitting:
+    """Renders the first of some tables that is not too wide for the terminal, or the last of them."""
+
+    tables: Sequence[Table]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Yield the table."""
+        widths = (Measurement.get(console, options.update(max_width=MOST_WIDE), table).maximum for table in self.tables)
+        fits = (table for table, width in zip(self.tables, widths, strict=True) if width <= options.max_width)
+        yield next(fits, self.tables[-1])
 
 
 def with_more(table: RenderableType, more: int) -> RenderableType:
