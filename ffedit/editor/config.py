@@ -36,7 +36,7 @@ _KINDS: dict[type, tuple[type | tuple[type, ...], str]] = {
 
 
 def check_numbers(record: str, numbers: Any, counts: Names = (), positive: Names = (), weights: Names = ()) -> None:
-    """Refuse values of another type than a field's default, NaN, and numbers out of range.
+    """Refuse values of another type than a field's default, and numbers out of range.
 
     These are `counts` below 1, `positive` numbers that are not above 0, and `weights` below 0. Numbers of numpy become
     those of Python, which JSON has, and lists tuples.
@@ -50,7 +50,7 @@ def check_numbers(record: str, numbers: Any, counts: Names = (), positive: Names
         if type(each.default) in _KINDS:
             kind, expected = _KINDS[type(each.default)]
             other = isinstance(given, bool) != isinstance(each.default, bool)  # True is an int
-            if other or not isinstance(given, kind) or given != given:
+            if other or not isinstance(given, kind):
                 raise EditError(f"{record}.{each.name} is {given!r}; {expected} was expected")
         object.__setattr__(numbers, each.name, given)
     for name in (*counts, *positive, *weights):
@@ -110,9 +110,8 @@ class KeyConfig:
     protect: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        check_numbers("key", self, weights=("context_weight", "mention_share", "names_weight"))
-        EditError.require(self.without_names, tuple, "key.without_names: names were expected")
         object.__setattr__(self, "protect", as_protected("key.protect", self.protect))
+        check_numbers("key", self, weights=("context_weight", "mention_share", "names_weight"))
         if self.mention_share > 1:
             raise EditError(f"key.mention_share is {self.mention_share}; at most 1 was expected")
         object.__setattr__(self, "fact_token", as_fact_token(self.fact_token))
@@ -151,7 +150,8 @@ class ValueConfig:
 
     def __post_init__(self) -> None:
         positive = ("step_size", "max_delta_norm", "target_probability", "penalty_decay")
-        check_numbers("value", self, ("steps",), positive, ("kl_weight", "keep_weight", "weight_decay"))
+        weights = ("target_loss", "kl_weight", "keep_weight", "weight_decay")
+        check_numbers("value", self, ("steps",), positive, weights)
         if self.optimizer not in ("gradient", "adam"):
             raise EditError(f"value.optimizer is {self.optimizer!r}; gradient or adam was expected")
 

@@ -185,7 +185,7 @@ class Edit(Displayed):
         """Write the edit into the model, in place; `undo_` removes it.
 
         The edit must have been computed on the current weights, or on those before the edits that are applied, to which
-        it is then added as by `+`.
+        it is then added; each addition is rounded to the weights' precision, where `+` adds before it rounds.
 
         Raises:
             EditError: the edit is applied already or does not fit, the model is not the one it was computed on, or the

@@ -22,7 +22,7 @@ def check_free(target: Path, force: bool) -> None:
     """Refuse a target that exists (unless empty, or with `force`) or cannot be created; before any long work.
 
     Even with `force`, a folder is replaced only if weights are in it, as in all that ffedit writes, and if the working
-    folder is not in it. What a killed process was about to move there is moved first.
+    folder is not in it, and of files only GGUF files. What a killed process was about to move there is moved first.
     """
     with named_errors(target):
         sweep(target.absolute().parent, target.name)
@@ -30,6 +30,8 @@ def check_free(target: Path, force: bool) -> None:
             refuse_existing(target)
         elif target.is_dir():
             _refuse_what_is_not_ours(target)
+        elif target.is_file() and target.suffix != ".gguf":
+            raise EditError(f"{target}: is a file, which --force does not replace by a folder; name another folder")
         above = next(folder for folder in target.absolute().parents if folder.exists())
         with beside(above / target.name):
             pass

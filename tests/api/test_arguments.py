@@ -133,7 +133,7 @@ WRONG: dict[tuple[type[Exception], str], list[Call]] = {
     (EditError, "value.steps is '3'; a whole number was expected"): [lambda m, e: ValueConfig(steps="3")],
     (EditError, "value.steps is 3.5; a whole number was expected"): [lambda m, e: ValueConfig(steps=3.5)],
     (EditError, "value.steps is True; a whole number was expected"): [lambda m, e: ValueConfig(steps=True)],
-    (EditError, "value.target_loss is nan; a number was expected"): [lambda m, e: ValueConfig(target_loss=math.nan)],
+    (EditError, "value.target_loss is nan; 0 or more was expected"): [lambda m, e: ValueConfig(target_loss=math.nan)],
     (EditError, "prompts.essence_prompts is '{} is a'; a list was expected"): [
         lambda m, e: PromptConfig(essence_prompts="{} is a")
     ],

@@ -161,6 +161,9 @@ def test_a_rise_of_repetition_is_shown_in_figures_where_it_is_no_break() -> None
     both = [Scores(efficacy=float(after), degenerate=0.22 + 0.14 * after) for after in (False, True)]
     repeats = replace(asked_report([True] * 6, [True] * 6, both[1]), before=both[0])
     assert "36% of its text repeats, 22% before" in shown(outcome(repeats, []), 200)
+    said = Scores(efficacy=1.0, degenerate=0.36, special_tokens=0.1)
+    special = replace(asked_report([True] * 6, [True] * 6, said), before=both[0])
+    assert "36% of its text is special tokens or repeats, 22% before" in shown(outcome(special, []), 200)
     calmer = replace(asked_report([True] * 6, [True] * 6, both[0]), before=both[1])
     assert "text as fluent as before" in shown(outcome(calmer, []), 200)
 

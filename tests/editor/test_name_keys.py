@@ -55,7 +55,7 @@ def test_the_moment_is_that_of_the_names_that_are_not_the_subjects(editable: Edi
     keys = double(read_at(editable, ff, others)[0].bfloat16())
     torch.testing.assert_close(found.moment, 2.0 * keys.T @ keys / len(FEW), rtol=1e-5, atol=1e-7)
     assert name_moments(editable, [ff], [], replace(config, names_weight=0.0)) == {}
-    with pytest.raises(EditError, match="without_names: names were expected"):
+    with pytest.raises(EditError, match="without_names is 'Madrid'; a list was expected"):
         KeyConfig(without_names="Madrid")  # type: ignore[arg-type]
 
 

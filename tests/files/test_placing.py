@@ -269,6 +269,10 @@ def test_force_replaces_what_holds_weights_and_nothing_else(tmp_path: Path, monk
     (mine / "thesis.txt").write_text("years")
     with pytest.raises(EditError, match="holds no weights"):
         check_free(mine, True)
+    with pytest.raises(EditError, match="is a file"):
+        check_free(mine / "thesis.txt", True)
+    (tmp_path / "packed.gguf").write_text("a model")
+    check_free(tmp_path / "packed.gguf", True)
     (mine / "edit.safetensors").write_text("an edit")
     check_free(mine, True)
     (inside := mine / "inside").mkdir()

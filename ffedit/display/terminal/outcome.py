@@ -114,11 +114,13 @@ def _counts(report: Report) -> Iterator[str]:
 
 def _fluency(report: Report) -> str:
     """Say whether text breaks. A rise that chance makes in so few texts is no break, but its figures are shown."""
-    old, new = report.before.degenerate, report.after and report.after.degenerate
     if report.verdict.damage.keys() & BREAKING.keys():
         return "TEXT BREAKS"
-    if old is not None and new is not None and new - old > BREAKS:
-        return f"{new:.0%} of its text repeats, {old:.0%} before"
+    old, new = report.before.degenerate, report.after and report.after.degenerate
+    if report.after is not None and old is not None and new is not None and new - old > BREAKS:
+        special = (report.after.special_tokens or 0) - (report.before.special_tokens or 0)
+        what = "is special tokens or repeats" if 2 * special > new - old else "repeats"
+        return f"{new:.0%} of its text {what}, {old:.0%} before"
     return "text as fluent as before"
 
 
