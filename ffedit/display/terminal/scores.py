@@ -33,6 +33,8 @@ WANTED = {"paraphrase": "paraphrases", "specificity": "neighbors", "same_subject
 MOST_SAYINGS = 8
 # Tokens of a new object that one value makes a model say (`docs/your-file.md`).
 MOST_TOKENS = 20
+# Columns of a score's meaning, which fits into 80 with all others; a longer one, of another package, is folded.
+MEANING = 23
 
 
 def before_after(report: Report) -> Fitting:
@@ -51,7 +53,7 @@ def _headline(report: Report, beside: Collection[str]) -> Table:
     sure, counts = len(both) == 2 and len(report.facts_before) >= ENOUGH, _prompts(report)
     extra = {
         "prompts": Column("prompts", justify="right", no_wrap=True),
-        "meaning": Column("", style="dim", no_wrap=True),
+        "meaning": Column("", style="dim", max_width=MEANING),
     }
     shown = [name for name in extra if name in beside and not (sure and name == "meaning")]
     table = _table(report, False, *(extra[name] for name in shown), direction="direction" in beside)
