@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from os.path import realpath
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -254,9 +255,9 @@ def _refuse_overwriting(given: Mapping[str, Any]) -> None:
     """Refuse a file that is named to be read and to be written."""
     sources = [given.get(name) for name in READ]
     read = [name for source in sources for name in (source if isinstance(source, tuple) else [source])]
-    paths = {Path(name).resolve() for name in read if name not in (None, "-")}
+    paths = {realpath(name) for name in read if name not in (None, "-")}  # as it is, where links go round in a circle
     for target in filter(None, map(given.get, WRITTEN)):
-        if str(target) != "-" and Path(target).resolve() in paths:
+        if str(target) != "-" and realpath(target) in paths:
             raise click.UsageError(f"{target} is read, and would be replaced by a result; name another file for this")
 
 
