@@ -49,7 +49,7 @@ class Run:
         ):
             if value not in known:
                 raise FactError(f"{name} {value!r} is not known; known are {choices(value, known)}")
-        FactError.whole("samples", self.samples, 1)
+        object.__setattr__(self, "samples", FactError.whole("samples", self.samples, 1))  # JSON has none of numpy's
 
 
 @dataclass(frozen=True)

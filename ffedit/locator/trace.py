@@ -193,7 +193,8 @@ def resolve_window(depth: int, kind: Kind, window: int | None) -> int:
     """Return how many layers are restored together: 1 for states, else `window`, by default depth / 3, from 3 to 10."""
     if window is None or kind == "state":
         return 1 if kind == "state" else min(10, max(3, round(depth / 3)), depth)
-    if FactError.whole("window", window, 1) > depth:
+    window = FactError.whole("window", window, 1)
+    if window > depth:
         raise FactError(f"a window of {window} layers was asked for, but the model has {depth}; give 1 to {depth}")
     return window
 
