@@ -81,12 +81,6 @@ def path(kind: str, key: str, suffix: str) -> Path:
     return entry
 
 
-@lru_cache(None)
-def _swept(folder: Path) -> None:
-    """Do as `_sweep`, once in each process: most commands only read the entries that are there."""
-    _sweep(folder)
-
-
 def write(target: Path, save: Callable[[Path], object]) -> None:
     """Let `save` write a file that is then moved to `target`; a cache that cannot be written is ignored.
 
@@ -159,6 +153,9 @@ def _sweep(kind: Path) -> None:
                 pass
         except EditError:  # a live process's
             return
+
+
+_swept = lru_cache(None)(_sweep)  # once in each process: most commands only read what is there
 
 
 def _delete(entry: Path, size: int) -> int:

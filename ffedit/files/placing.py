@@ -12,7 +12,6 @@ them are complete; where one cannot be moved, those before it are moved back.
 
 from __future__ import annotations
 
-import glob
 import os
 import re
 import shutil
@@ -112,14 +111,14 @@ def sweep(above: Path, name: str | None = None) -> None:
     `name` is that of the target whose folders are meant; None: all. Folders of other users stay, and where something
     cannot be read or deleted, it is left to the next process.
     """
-    start = "." if name is None else _prefix(name)
-    own = re.compile(rf"{re.escape(start)}{'.*' if name is None else ''}{RANDOM}{re.escape(SUFFIX)}", re.DOTALL)
+    start = r"\..*" if name is None else re.escape(_prefix(name))
+    own = re.compile(rf"{start}{RANDOM}{re.escape(SUFFIX)}", re.DOTALL)
     try:
-        paths = list(above.glob(f"{glob.escape(start)}*{SUFFIX}"))
+        paths = [path for path in above.iterdir() if own.fullmatch(path.name)]
     except OSError:
         return
     for path in paths:
-        if own.fullmatch(path.name) and _is_mine(path):
+        if _is_mine(path):
             try:
                 _recover(path)
             except OSError:  # Timeout, of a live process's lock, is an OSError
@@ -179,8 +178,7 @@ class Placing:
 
     def __init__(self, folders: ExitStack) -> None:
         self._folders = folders
-        self._targets: dict[Path, Path] = {}  # by the path where each is made
-        self._may_replace: dict[Path, bool] = {}
+        self._targets: dict[Path, tuple[Path, bool]] = {}  # target and `force`, by the path where each is made
 
     def new(self, target: Path, force: bool = False) -> Path:
         """Return the path in a new temporary folder at which `target` is to be made.
@@ -190,28 +188,22 @@ class Placing:
         """
         with named_errors(target):
             made = self._folders.enter_context(beside(target)) / f"{MADE}{target.suffix}"
-        self._targets[made] = target
-        self._may_replace[made] = force
+        self._targets[made] = target, force
         return made
 
     def place(self) -> None:
         """Move all results to their targets; EditError where that cannot be, and everything is as before then."""
-        for made, target in self._targets.items():
+        for made, (target, force) in self._targets.items():
             with named_errors(target):
                 _set_permissions(made)
-                if made.is_dir() and not self._may_replace[made]:
+                if made.is_dir() and not force:
                     refuse_existing(target)
-        with delay_interrupt():
-            begun: list[Path] = []
-            for made, target in self._targets.items():
-                begun.append(made)
-                try:
-                    with named_errors(target):
-                        _move(made, target.absolute(), keep=len(self._targets) > 1)
-                except EditError:
-                    for moved in reversed(begun):
-                        _move_back(moved, self._targets[moved].absolute())
-                    raise
+        with delay_interrupt(), ExitStack() as back:
+            for made, (target, _) in self._targets.items():
+                back.callback(_move_back, made, target.absolute())
+                with named_errors(target):
+                    _move(made, target.absolute(), keep=len(self._targets) > 1)
+            back.pop_all()  # all are moved, and stay
 
 
 @contextmanager
@@ -224,21 +216,17 @@ def together() -> Iterator[Placing]:
 
 
 def _set_permissions(made: Path) -> None:
-    """Give files and folders the permissions of new ones: some writers make theirs for the owner alone."""
+    """Give files the permissions of new ones: some writers make theirs for the owner alone."""
     mask = os.umask(0)
     os.umask(mask)
     made.stat()  # an OSError where nothing was made
     for path in (made, *made.rglob("*")):
         # A file with several hard links belongs to others, too.
         if path.is_file() and path.stat().st_nlink == 1:
-            _chmod(path, 0o666 & ~mask)
-
-
-def _chmod(path: Path, mode: int) -> None:
-    try:
-        os.chmod(path, mode)
-    except OSError:  # a file system without permissions
-        return
+            try:
+                os.chmod(path, 0o666 & ~mask)
+            except OSError:  # a file system without permissions
+                return
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import Any, BinaryIO, TypeAlias
@@ -50,16 +50,6 @@ class Stored:
                 f"{', '.join(FLOATS)} was expected: edit the model in 16 or 32 bits and quantise the result"
             )
         return FLOATS[self.kind]
-
-    def matrices(self, name: str) -> dict[str, Stored]:
-        """Return, by name, the tensor itself, or of a tensor of three dimensions (experts) each of its matrices."""
-        if len(self.shape) != 3 or not all(self.shape):
-            return {name: self}
-        size = self.size // self.shape[0]
-        return {
-            f"{name}[{i}]": replace(self, start=self.start + i * size, size=size, shape=self.shape[1:])
-            for i in range(self.shape[0])
-        }
 
     def rows(self, first: int, last: int) -> Tensor:
         """Read rows `first` to `last` (excluded) of a matrix, [last - first, columns]."""
@@ -151,9 +141,14 @@ def read_header(path: Path) -> dict[str, Stored]:
     header.pop("__metadata__", None)
     tensors: dict[str, Stored] = {}
     for name, about in header.items():
-        first, last = about["data_offsets"]
+        (first, last), shape = about["data_offsets"], tuple(about["shape"])
         start, size = 8 + length + first, last - first
-        tensors |= Stored(path, start, size, about["dtype"], tuple(about["shape"])).matrices(name)
+        if len(shape) == 3 and all(shape):  # experts
+            size //= shape[0]
+            for i in range(shape[0]):
+                tensors[f"{name}[{i}]"] = Stored(path, start + i * size, size, about["dtype"], shape[1:])
+        else:
+            tensors[name] = Stored(path, start, size, about["dtype"], shape)
     return tensors
 
 

@@ -40,22 +40,14 @@ SOURCE = "ffedit_source.json"  # in a checkpoint's folder: the file that it was 
 CHECKSUMS = ".checksums.json"  # of all its files; it stays in the cache
 BLOCK = 1 << 24
 LARGE = 10**9  # weights of a model that takes too much memory in float32
-WEIGHTS = "*.safetensors"
 
 
 def converted(name: str, file: Path, progress: Progress = silent, weights: bool = True) -> Path:
-    """Return the folder of a GGUF file's content; what it is asked for is made where it is not in the cache.
+    """Return the folder of a GGUF file's content, its config and tokenizer, which is made where it is not in the cache.
 
-    Args:
-        name: the model's, in messages.
-        file: the GGUF file, the first of several parts.
-        progress: called while weights are converted.
-        weights: also the weights, as float32; config and tokenizer alone otherwise, and `read_weights` has the rest.
-
-    Raises:
-        ModelError: the file cannot be read, is damaged, or holds no decoder that transformers can read; or `gguf` is
-            not installed.
-        EditError: the cache cannot be written.
+    With `weights` these are in it, too, as float32; else `read_weights` has them. `name` is the model's in messages,
+    and `file` the first of several parts. Raises ModelError where the file cannot be read or holds no decoder that
+    transformers can read, or `gguf` is not installed, and EditError where the cache cannot be written.
     """
     folder = _folder(file)
     if not _is_whole(folder, weights):
@@ -143,7 +135,7 @@ def _origin(name: str, file: Path) -> dict[str, Any]:
 
 def has_weights(folder: Path) -> bool:
     """Return True if the weights of a GGUF file were converted, too, into the folder of its content."""
-    return any(folder.glob(WEIGHTS))
+    return any(folder.glob("*.safetensors"))
 
 
 def _is_whole(folder: Path, weights: bool) -> bool:

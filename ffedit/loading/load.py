@@ -224,10 +224,7 @@ def _read(
         path_of(name, progress)  # accelerate spreads a model from its files
     known = any((Path(path) / file).is_file() for file in (SINGLE, INDEX))  # transformers knows other names of files
     if not quantised and "auto_map" not in vars(config) and known:
-        try:
-            stored = contents(Path(path))
-        except ModelError as error:
-            raise ModelError(f"{what} cannot be read: {error}") from error
+        stored = contents(Path(path))
         held = sum(prod(tensor.shape) for tensor in stored.values())
         check_declared(name, classes[0], config, held, len(stored), "checkpoint")
     with readable(f"{what} cannot be read", advice):
@@ -269,7 +266,7 @@ def quantisation(config: Any) -> str:
 
 def _saved_in(path: str, model: PreTrainedModel, config: Any) -> torch.dtype:
     """Return the precision of most numbers in a checkpoint's files; where these cannot be read, the config's."""
-    folder = folder_of(path, _commit(model))
+    folder = folder_of(path, getattr(model.config, "_commit_hash", None))
     try:
         tensors = contents(folder) if folder is not None else {}
     except ModelError:  # transformers found the weights in other files
@@ -282,10 +279,6 @@ def _saved_in(path: str, model: PreTrainedModel, config: Any) -> torch.dtype:
     return saved
 
 
-# What hardly any vocabulary has: one that lacks its own token for the unknown fails here, not in the middle of work.
-UNKNOWN = "☃\U0001f9ea"
-
-
 def read_tokenizer(opened: Opened) -> PreTrainedTokenizerBase:
     """Read a checkpoint's tokenizer alone."""
     folder, absent = Path(opened.path), f"{opened.name}: no tokenizer in it (tokenizer.json was expected)"
@@ -296,7 +289,8 @@ def read_tokenizer(opened: Opened) -> PreTrainedTokenizerBase:
         special = tokenizer.all_special_tokens
         if len(tokenizer) <= len(special) and set(tokenizer.get_vocab()) <= set(special):
             raise ModelError(absent)
-        tokenizer(UNKNOWN, verbose=False)
+        # What hardly any vocabulary has: one that lacks its token for the unknown fails here, not in the middle of work.
+        tokenizer("☃\U0001f9ea", verbose=False)
     tokenizer.name_or_path = tokenizer.name_or_path or opened.path  # Mistral's own does not remember it
     return tokenizer
 
@@ -319,7 +313,7 @@ def cached_folder(editable: Editable) -> Path | None:
     source = str(editable.model.name_or_path)
     if not source or source != str(editable.tokenizer.name_or_path):
         return None
-    return folder_of(source, _commit(editable.model))
+    return folder_of(source, getattr(editable.model.config, "_commit_hash", None))
 
 
 def stored_folder(editable: Editable, convert: bool) -> Path | None:
@@ -329,11 +323,6 @@ def stored_folder(editable: Editable, convert: bool) -> Path | None:
         file = gguf_file(editable.name) if convert else None
         folder = None if file is None else converted(editable.name, file)
     return folder
-
-
-def _commit(model: PreTrainedModel) -> str | None:
-    """Return the commit of the hub that a model was loaded from, if it was."""
-    return getattr(model.config, "_commit_hash", None)
 
 
 def folder_of(source: str, commit: str | None = None) -> Path | None:
