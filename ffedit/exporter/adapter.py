@@ -40,7 +40,7 @@ def write_adapter(folder: Path, base: str, edit: Edit, revision: str | None = No
     """Write `adapter_config.json` and `adapter_model.safetensors`, of an edit with `provenance["matrices"]`.
 
     `base` is the name that PEFT loads the base by, with the `revision` of a hub id; `mixture` tells if it has experts,
-    even where the edit changes none. Raises EditError where an update is dense, or matrices do not fit into one adapter.
+    even where the edit changes none. Raises EditError where an update is dense, or matrices fit into no one adapter.
     """
     factors: dict[str, dict[int | None, Factors]] = {}
     experts: dict[str, int] = {}

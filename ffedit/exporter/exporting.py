@@ -156,12 +156,11 @@ def export_with(
         against = str(base.folder.absolute()) if base.folder else ""
         task = Task(format, str(folder), against, verify, originals, trust_remote_code=trust_remote_code)
         if base.editable is not None and base.folder is None and format == "checkpoint":
+            expected = folder.with_name("expected.safetensors")
             with base.edit.applied(base.editable):
-                expected = folder.with_name("expected.safetensors")
                 save_expected(base.editable, expected)
-                checked = check_fresh(replace(task, kind="memory", base=str(expected)))
-        else:
-            checked = check_fresh(task)
+            task = replace(task, kind="memory", base=str(expected))
+        checked = check_fresh(task)
     return Exported(Path(out), moved, checked, edit)
 
 

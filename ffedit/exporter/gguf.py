@@ -77,8 +77,9 @@ def source_file(name: str, editable: Editable | None) -> Path:
         raise EditError(
             f"{name}: was not loaded from a GGUF file, so it cannot be exported as one; give --model FILE.gguf"
         )
-    is_read = editable is None or converted(name, file, weights=False) == cached_folder(editable)
-    if not is_read or (editable is not None and fingerprint(editable) != editable.as_read):
+    if editable is not None and (
+        converted(name, file, weights=False) != cached_folder(editable) or fingerprint(editable) != editable.as_read
+    ):
         raise EditError(
             f"{name}: its weights in memory are not those of {file} (edited, or the file changed); load it anew"
         )

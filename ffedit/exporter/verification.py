@@ -32,7 +32,7 @@ from ffedit.errors import CheckError, FFEditError, brief
 from ffedit.exporter import adapter, gguf
 from ffedit.exporter.checkpoint import Plan, digest, export_plan, file_name, identity_in, rows_of
 from ffedit.exporter.embedded_edits import history, plan_undo, read_originals
-from ffedit.exporter.subprocess_check import DIFFERS, Checked, Task, peak
+from ffedit.exporter.subprocess_check import Checked, Task, peak
 from ffedit.files.tensor_ranges import Stored, contents, of_expert, read_header, row_blocks
 from ffedit.loading.gguf_reader import config_and_tokenizer, entry, open_gguf, unpacked_model
 from ffedit.loading.load import decoder_classes, first_that_runs
@@ -42,18 +42,17 @@ from ffedit.progress import silent
 TOKENS = 32
 
 
-def main() -> int:
-    """Verify the task that is read from stdin, and write the result to stdout as one line of JSON."""
+def main() -> None:
+    """Verify the task that is read from stdin, and write the result, or the error, to stdout as one line of JSON."""
     task = Task(**json.loads(sys.stdin.read()))
     torch.set_num_threads(task.threads)
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     try:
-        answer, code = asdict(CHECKS[task.kind](task)) | {"peak": peak()}, 0
+        answer = asdict(CHECKS[task.kind](task)) | {"peak": peak()}
     except FFEditError as error:
-        answer, code = {"error": str(error)}, DIFFERS
+        answer = {"error": str(error)}
     sys.stdout.write(json.dumps(answer) + "\n")
-    return code
 
 
 def check_checkpoint(task: Task) -> Checked:
@@ -338,4 +337,4 @@ CHECKS = {
 }
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

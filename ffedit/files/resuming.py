@@ -45,7 +45,7 @@ class Journal:
             if not self.lines:
                 self.add()
             first, *self.lines = read_journal(path) or [unsealed(json.loads(self._first))]
-            if not isinstance(first, dict) or "settings" not in first:
+            if "settings" not in first:
                 raise EditError(f"{path}: does not say which settings it was begun with; delete it")
             if other := differences(first["settings"], json.loads(self._first)["settings"]):
                 raise EditError(f"{path}: begun with other settings ({other}); delete it, or name another folder")

@@ -78,7 +78,7 @@ def sealed(content: Mapping[str, Any]) -> dict[str, Any]:
     return {**content, NAME: _of_json(content)}
 
 
-def unsealed(content: Any) -> Any:
+def unsealed(content: Any) -> dict[str, Any]:
     """Return what `sealed` was called on; ValueError where it was changed since, or has no checksum."""
     if not isinstance(content, dict) or NAME not in content:
         raise ValueError("it has no checksum")

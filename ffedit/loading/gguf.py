@@ -117,8 +117,9 @@ def source_of(name: str, folder: Path) -> dict[str, Any] | None:
     types, that of most weights first), `license`, and `converted`, the versions of what read it.
     """
     source = _content(folder / SOURCE)
-    file = gguf_file(name) if source else None
-    return (source | _origin(name, file) if file is not None else source) or None
+    if source and (file := gguf_file(name)) is not None:
+        source |= _origin(name, file)
+    return source or None
 
 
 def _origin(name: str, file: Path) -> dict[str, Any]:
@@ -164,10 +165,9 @@ def _mark(file: Path) -> list[int]:
 def _content(path: Path) -> dict[str, Any]:
     """Read a JSON object; an empty one where there is none."""
     try:
-        content = unsealed(json.loads(path.read_text(encoding="utf-8")))
+        return unsealed(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, RecursionError):
         return {}
-    return content if isinstance(content, dict) else {}
 
 
 def _write(path: Path, content: dict[str, Any]) -> None:

@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 else:  # an extra, which is imported when a file is read
     gguf = lazy_loader.load("gguf")
 
-UNREAD = ("rope_freqs.weight",)  # tensors that transformers leaves out
 VERSIONS = (2, 3)
 UNPACKING = "unpacking, million weights"  # a stage of progress
 PIECE = 2**18  # weights that are unpacked at once
@@ -220,11 +219,11 @@ def unpacked_model(
     if hasattr(transformers, "GgufConfig"):  # versions that have it unpack only when asked to
         options["quantization_config"] = transformers.GgufConfig(dequantize=True)
     loaded: Any
-    lean = _without_vocabulary(reader)
+    lean = copy(reader)  # without a tokenizer's lists, each of whose entries transformers would read one by one
+    lean.fields = {name: field for name, field in reader.fields.items() if not name.startswith("tokenizer.")}
     with (
         _alone(file, lean, near) as folder,
-        _steps(progress),
-        _unpacked_ahead(name, reader),
+        _unpacked_ahead(name, reader, progress),
         readable(f"{name}: the weights cannot be read"),
     ):
         loaded = AutoModelForCausalLM.from_pretrained(
@@ -264,17 +263,14 @@ def _alone(file: Path, reader: Any, near: Path) -> Iterator[Path]:
         yield folder
 
 
-def _without_vocabulary(reader: Any) -> Any:
-    """Return a reader without the lists of a tokenizer, each of whose entries transformers would read one by one."""
-    lean = copy(reader)
-    lean.fields = {name: field for name, field in reader.fields.items() if not name.startswith("tokenizer.")}
-    return lean
-
-
 @contextmanager
-def _unpacked_ahead(name: str, reader: Any) -> Iterator[None]:
-    """In the block transformers gets tensors that threads have unpacked meanwhile, in the order of the file."""
+def _unpacked_ahead(name: str, reader: Any, progress: Progress) -> Iterator[None]:
+    """In the block transformers gets tensors that threads have unpacked meanwhile, in the order of the file.
+
+    The progress is that in weights, in place of transformers' own bar: tensors differ in size.
+    """
     dequantize = gguf.dequantize
+    done, total = 0, sum(int(tensor.n_elements) for tensor in reader.tensors)
 
     def unpack(data: Any, kind: Any) -> Any:
         weights = unpacked(data, kind, dequantize)
@@ -288,14 +284,18 @@ def _unpacked_ahead(name: str, reader: Any) -> Iterator[None]:
         waiting, coming = iter(reader.tensors), deque[tuple[Any, Future[Any]]]()
 
         def next_of(data: Any, kind: Any) -> Any:
+            nonlocal done
             for tensor in islice(waiting, AHEAD + 1 - len(coming)):
                 coming.append((tensor.data, threads.submit(unpack, tensor.data, tensor.tensor_type)))
-            if coming and coming[0][0] is data:
-                return coming.popleft()[1].result()
-            return unpack(data, kind)  # another order than the file's
+            in_order = coming and coming[0][0] is data
+            weights = coming.popleft()[1].result() if in_order else unpack(data, kind)
+            done += weights.size
+            progress(UNPACKING, round(done / 1e6), round(total / 1e6))
+            return weights
 
-        numpy = SimpleNamespace(**vars(np) | {"copy": _own})
-        with patch.object(gguf, "dequantize", next_of), patch.object(modeling_gguf_pytorch_utils, "np", numpy):
+        numpy, no_bar = SimpleNamespace(**vars(np) | {"copy": _own}), lambda tensors, *_, **__: tensors
+        reading = patch.multiple(modeling_gguf_pytorch_utils, create=True, np=numpy, tqdm=no_bar)
+        with patch.object(gguf, "dequantize", next_of), reading:
             yield
 
 
@@ -324,8 +324,9 @@ def _own(weights: Any) -> Any:
 def _check_weights(name: str, reader: Any, model: Any) -> None:
     """Check that each number of the file is in the model; transformers leaves some out silently."""
     tensors = {weight.data_ptr(): weight for weight in model.state_dict().values()}.values()
-    tied = model.config.tie_word_embeddings  # then some files hold the embedding twice
-    left_out = {*UNREAD, "output.weight"} if tied else set(UNREAD)
+    left_out = ["rope_freqs.weight"]
+    if model.config.tie_word_embeddings:  # then some files hold the embedding twice
+        left_out.append("output.weight")
     held = sum(int(tensor.n_elements) for tensor in reader.tensors if tensor.name not in left_out)
     read = sum(weight.numel() for weight in tensors)
     if read < held:
@@ -333,19 +334,3 @@ def _check_weights(name: str, reader: Any, model: Any) -> None:
             f"{name}: transformers reads only {read:,} of {held:,} weights of {_architecture(reader)} in this file; "
             "give the model as a Hugging Face folder"
         )
-
-
-@contextmanager
-def _steps(progress: Progress) -> Iterator[None]:
-    """Report how many weights are unpacked, in place of transformers' own progress bars: tensors differ in size."""
-
-    def each(tensors: list[Any], *_: Any, **__: Any) -> Iterator[Any]:
-        done, total = 0, sum(int(tensor.n_elements) for tensor in tensors)
-        for tensor in tensors:
-            progress(UNPACKING, round(done / 1e6), round(total / 1e6))
-            yield tensor
-            done += int(tensor.n_elements)
-        progress(UNPACKING, round(total / 1e6), round(total / 1e6))
-
-    with patch.object(modeling_gguf_pytorch_utils, "tqdm", each, create=True):
-        yield

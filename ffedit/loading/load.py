@@ -289,7 +289,7 @@ def read_tokenizer(opened: Opened) -> PreTrainedTokenizerBase:
         special = tokenizer.all_special_tokens
         if len(tokenizer) <= len(special) and set(tokenizer.get_vocab()) <= set(special):
             raise ModelError(absent)
-        # What hardly any vocabulary has: one that lacks its token for the unknown fails here, not in the middle of work.
+        # What hardly any vocabulary has: one that lacks its token for the unknown fails here, and not later.
         tokenizer("☃\U0001f9ea", verbose=False)
     tokenizer.name_or_path = tokenizer.name_or_path or opened.path  # Mistral's own does not remember it
     return tokenizer
@@ -367,24 +367,23 @@ def spread_over(
 
 def _whole(device: str) -> str | None:
     """Return the device map of a model that is not offloaded: all devices, one, or none on a CPU-only machine."""
-    own = own_device() if device == "auto" else None
-    if own is not None:
+    if device == "auto":
+        if (own := own_device()) is None:
+            return "auto" if torch.accelerator.is_available() else None
         device = str(own)
-    elif device == "auto":
-        return "auto" if torch.accelerator.is_available() else None
     try:
         kind = torch.device(device).type
     except RuntimeError as error:
         raise ModelError(f"device {device!r} is not known; give auto, cpu, or one that torch knows") from error
     if kind == "cpu":
         return None
+    if kind == "meta":
+        raise ModelError(f"device {device!r} cannot hold weights; give auto, cpu, or an accelerator")
     try:
-        held = not torch.empty(1, device=device).is_meta
+        torch.empty(1, device=device)
     except (AssertionError, ImportError, RuntimeError) as error:  # device types raise different errors
         why = shorten(str(error).partition("\n")[0], 60, placeholder=" …")
         raise ModelError(f"device {device!r} cannot be used ({why}): {_accelerators()}") from error
-    if not held:
-        raise ModelError(f"device {device!r} cannot hold weights; give auto, cpu, or an accelerator")
     return device
 
 

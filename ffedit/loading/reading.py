@@ -15,12 +15,10 @@ SLACK = 1 << 26  # weights that a config may declare beyond twice those that the
 
 
 def check_declared(name: str, auto: Any, config: Any, held: int, tensors: int, source: str) -> str:
-    """Return the name of the config's class of model.
+    """Return the name of the config's class of model; refuse one of far more weights than its `source` holds.
 
-    One that declares far more weights than its `source` holds is refused, before memory is taken for them.
-
-    Where it lacks a few, `check_loaded` says which. The model is made without memory (on "meta"), which still takes
-    time for each layer: there are no more layers than tensors.
+    No memory is taken for them (on "meta"), but each layer takes time: there are no more layers than tensors. Where a
+    few weights lack, `check_loaded` says which.
     """
     layers = getattr(config.get_text_config(), "num_hidden_layers", 0)
     if isinstance(layers, int) and layers > tensors:

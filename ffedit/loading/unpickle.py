@@ -14,8 +14,6 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-OTHER = "it holds more than named tensors, or is damaged"
-
 
 def main() -> str | None:
     """Convert the files; return what is wrong with one, which Python writes to stderr, or None."""
@@ -23,9 +21,9 @@ def main() -> str | None:
         try:
             tensors = read(source)
         except (pickle.UnpicklingError, EOFError):  # torch's message tells how to run what the file holds
-            return f"{source}: {OTHER}"
+            tensors = None
         if not (isinstance(tensors, dict) and all(isinstance(tensor, torch.Tensor) for tensor in tensors.values())):
-            return f"{source}: {OTHER}"
+            return f"{source}: it holds more than named tensors, or is damaged"
         plain = {name: tensor.clone().contiguous() for name, tensor in tensors.items()}
         save_file(plain, target, metadata={"format": "pt"})
     return None
