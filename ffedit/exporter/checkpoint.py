@@ -79,9 +79,8 @@ def rows_of(update: Update, first: int, last: int, transposed: bool) -> Tensor:
     """Return rows of Δ in its stored orientation, float64; a factored Δ is multiplied out for these rows only."""
     if not isinstance(update, LowRank):
         return double((update.matrix.T if transposed else update.matrix)[first:last])
-    if transposed:
-        return double(update.right[:, first:last]).T @ double(update.left).T
-    return double(update.left[first:last]) @ double(update.right)
+    left, right = (update.right.T, update.left.T) if transposed else (update.left, update.right)
+    return double(left[first:last]) @ double(right)
 
 
 def export_plan(tensors: Mapping[str, Stored], edit: Edit) -> Plan:
@@ -169,10 +168,7 @@ def is_of_edited_base(edit: Edit, tensors: Mapping[str, Stored], originals: Mapp
 
 
 def is_like(sample: Tensor, dtype: torch.dtype, edit: Edit, address: Address) -> bool:
-    """Check whether a matrix stored in `dtype` is, up to rounding, the one that an edit was computed on.
-
-    `sample` is that of the matrix (`sample_of`, of `SAMPLE` entries).
-    """
+    """Check by its `sample_of` if a matrix stored in `dtype` is, up to rounding, the one that an edit was computed on."""
     expected = torch.tensor(identity_in(edit, address)["sample"], dtype=torch.float64)
     computed = edit.computed_in or dtype
     computed = torch.float32 if computed == torch.float64 else computed  # samples are recorded in float32 at most
@@ -207,11 +203,10 @@ def rewrite(base: Path, tensors: Mapping[str, Stored], plan: Plan, folder: Path)
         if not changed:
             try:
                 os.link(shard.resolve(), target)  # the hub's cache holds symbolic links, which would dangle elsewhere
-            except OSError:  # another file system, or one without links: copied
-                pass
-            else:
                 moved.linked += size
                 continue
+            except OSError:  # another file system, or one without links: copied
+                pass
         shutil.copyfile(shard, target)
         moved.copied += size
         for name in changed:

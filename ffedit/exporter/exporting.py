@@ -43,7 +43,7 @@ from ffedit.loading.load import (
 )
 from ffedit.loading.names import gguf_file
 from ffedit.model.editable import Editable
-from ffedit.model.memory import Address, identity
+from ffedit.model.memory import identity
 from ffedit.notebook import Displayed
 
 COMMIT = "Written by ffedit"
@@ -180,7 +180,7 @@ def _export_gguf(placing: Placing, base: Base, out: Path, format: Format, verify
         raise EditError(
             "transformers cannot read an adapter of llama.cpp, so logits cannot be compared; verify tensors"
         )
-    packed = base.packed() if format == "gguf" else {}
+    packed = pack(file, base.edit) if format == "gguf" else {}
     kind = "gguf" if format == "gguf" else "gguf adapter"
     moved: Moved | None = None
     out.absolute().parent.mkdir(parents=True, exist_ok=True)
@@ -236,7 +236,8 @@ def write_checkpoint(base: Base, folder: Path) -> tuple[Moved | None, tuple[Edit
 
 def packed_edit(editable: Editable, edit: Edit) -> Edit:
     """Return an edit as a GGUF file would hold it, to be measured before it is exported (errors as of `export`)."""
-    return as_packed(edit, find_base(editable, edit).packed())
+    base = find_base(editable, edit)
+    return as_packed(edit, pack(source_file(base.name, base.editable), base.edit))
 
 
 def undo(
@@ -277,8 +278,7 @@ def undo(
     undoing = plan_undo(base, edit, inexact)
     with written(Path(out), force) as folder:
         moved = rewrite(base, undoing.tensors, undoing.plan, folder)
-        if undoing.left:
-            embed(folder, undoing.left, {name: stored.matrix() for name, stored in undoing.originals.items()})
+        embed(folder, undoing.left, {name: stored.matrix() for name, stored in undoing.originals.items()})
         origin = origin_of(str(checkpoint), base, undoing.edit.provenance.get("source"))
         card = undone_card(origin, undoing.edit, undoing.left, undoing.exact)
         (folder / "README.md").write_text(card, encoding="utf-8")
@@ -320,10 +320,6 @@ class Base(NamedTuple):
     folder: Path | None  # None: the weights are in memory only
     editable: Editable | None = None
     revision: str | None = None
-
-    def packed(self) -> dict[Address, Packed]:
-        """Pack the matrices that the edit changes as the base's GGUF file holds them."""
-        return pack(source_file(self.name, self.editable), self.edit)
 
     @property
     def loader(self) -> str:

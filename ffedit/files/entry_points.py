@@ -27,11 +27,8 @@ T = TypeVar("T", bound=_Named)
 class Registry(Mapping[str, T]):
     """Objects by name; entry points are loaded when a name is first asked for, since their packages import ffedit.
 
-    Args:
-        group: the group of entry points.
-        own: ffedit's own objects.
-        read: makes the object to add from an entry point's name, its package and what was loaded; raises where that is
-            not of the expected kind.
+    They are ffedit's `own`, and those that `read` makes of the entry points of `group`: of the name of each, its
+    package and what was loaded. It raises where that is not of the expected kind.
     """
 
     def __init__(self, group: str, own: Iterable[T], read: Callable[[str, str, Any], T]) -> None:

@@ -31,10 +31,8 @@ if sys.platform != "win32":
 class Journal:
     """A file of JSON lines that grows while a run goes on: first its settings, where there are any, then its results.
 
-    Args:
-        path: the file; begun if there is none.
-        settings: everything on which results depend, plain JSON; None for a file of results alone. Others than the
-            file's own are refused.
+    It is begun if there is none. `settings` are everything on which results depend, plain JSON, and others than the
+    file's own are refused; None for a file of results alone.
     """
 
     def __init__(self, path: Path, settings: Mapping[str, Any] | None = None) -> None:
