@@ -168,7 +168,7 @@ def is_of_edited_base(edit: Edit, tensors: Mapping[str, Stored], originals: Mapp
 
 
 def is_like(sample: Tensor, dtype: torch.dtype, edit: Edit, address: Address) -> bool:
-    """Check by its `sample_of` if a matrix stored in `dtype` is, up to rounding, the one that an edit was computed on."""
+    """Check by its `sample_of` whether a matrix stored in `dtype` is, up to rounding, the one an edit was made on."""
     expected = torch.tensor(identity_in(edit, address)["sample"], dtype=torch.float64)
     computed = edit.computed_in or dtype
     computed = torch.float32 if computed == torch.float64 else computed  # samples are recorded in float32 at most
