@@ -149,27 +149,26 @@ class Fact(Displayed):
         cross_lingual: Iterable[ProbeLike] = (),
     ) -> None:
         target = _optional_text("target", target)
-        values = {
-            "subject": _text("subject", subject),
-            "prompt": _text("prompt", prompt, strip=False),
-            "target": target,
-            "previous": _optional_text("previous", previous),
-            "paraphrases": _texts("a prompt", "paraphrases", paraphrases),
-            "neighbors": _probes("neighbors", neighbors),
-            "same_subject": _probes("same_subject", same_subject),
-            "generation": _texts("a prompt", "generation", generation),
-            "relation": _optional_text("relation", relation),
-            "occurrence": occurrence,
-            "case_id": _optional_text("case_id", str(case_id) if type(case_id) is int else case_id),
-            "portability": _probes("portability", portability),
-            "references": _texts("a text", "references", references),
-            "locality": _probes("locality", locality),
-            "target_aliases": _aliases("target_aliases", target_aliases, target),
-            "keep": _probes("keep", keep),
-            "also": _texts("a prompt", "also", also),
-            "cross_lingual": _probes("cross_lingual", cross_lingual),
-        }
-        vars(self).update(values)
+        vars(self).update(
+            subject=_text("subject", subject),
+            prompt=_text("prompt", prompt, strip=False),
+            target=target,
+            previous=_optional_text("previous", previous),
+            paraphrases=_texts("a prompt", "paraphrases", paraphrases),
+            neighbors=_probes("neighbors", neighbors),
+            same_subject=_probes("same_subject", same_subject),
+            generation=_texts("a prompt", "generation", generation),
+            relation=_optional_text("relation", relation),
+            occurrence=occurrence,
+            case_id=_optional_text("case_id", str(case_id) if type(case_id) is int else case_id),
+            portability=_probes("portability", portability),
+            references=_texts("a text", "references", references),
+            locality=_probes("locality", locality),
+            target_aliases=_aliases("target_aliases", target_aliases, target),
+            keep=_probes("keep", keep),
+            also=_texts("a prompt", "also", also),
+            cross_lingual=_probes("cross_lingual", cross_lingual),
+        )
         if type(self.occurrence) is not int:
             raise FactError(f"occurrence must be a whole number, found {show(self.occurrence)}")
         if SLOT in self.subject:
@@ -196,17 +195,17 @@ class Fact(Displayed):
         staying = {probe.prompt: "neighbors" for probe in self.neighbor_probes}
         staying |= {probe.prompt: "same_subject" for probe in self.same_subject_probes}
         staying |= {probe.prompt: "locality" for probe in self.locality_probes}
-        measured, change = "so the edit would optimise what it is measured by", "whose answer should change"
-        self._check_none("also", also, changing | staying, measured)
         kept = [probe.prompt for probe in self.keep_probes]
-        self._check_none("keep", kept, changing | also, change)
-        self._check_none("keep", kept, staying, measured)
-
-    def _check_none(self, field: str, texts: Iterable[str], others: Mapping[str, str], why: str) -> None:
-        known = {_normalised(text): other for text, other in others.items()}
-        for text in texts:
-            if (other := known.get(_normalised(text))) is not None:
-                raise FactError(f"{field} {show(text)} is also in {other}, {why}; leave one of them out")
+        measured, change = "so the edit would optimise what it is measured by", "whose answer should change"
+        for field, texts, others, why in (
+            ("also", also, changing | staying, measured),
+            ("keep", kept, changing | also, change),
+            ("keep", kept, staying, measured),
+        ):
+            known = {normalised(text): other for text, other in others.items()}
+            for text in texts:
+                if (other := known.get(normalised(text))) is not None:
+                    raise FactError(f"{field} {show(text)} is also in {other}, {why}; leave one of them out")
 
     def __repr__(self) -> str:
         shown = [f"Fact({self.subject!r}, {self.prompt!r}"]
@@ -347,9 +346,9 @@ def check_facts(facts: Sequence[Fact]) -> None:
         raise EditError(
             f"two facts give {first.text!r} the objects {first.new_object!r} and {second.new_object!r}; keep one"
         )
-    stated = {_normalised(text): fact for fact in facts for text, _ in fact.statements}
+    stated = {normalised(text): fact for fact in facts for text, _ in fact.statements}
     for probe in (probe for fact in facts for probe in fact.keep_probes):
-        if (fact := stated.get(_normalised(probe.prompt))) is not None:
+        if (fact := stated.get(normalised(probe.prompt))) is not None:
             raise EditError(
                 f"{probe.prompt!r} is a prompt to keep and a fact with target {fact.new_object!r}; leave one out"
             )
@@ -358,8 +357,7 @@ def check_facts(facts: Sequence[Fact]) -> None:
 def conflicts(facts: Iterable[Fact]) -> list[tuple[Fact, Fact]]:
     """Return the pairs of facts that give one question two answers, in order; see `same_question`."""
     listed = list(facts)
-    pairs = [(listed[i], listed[j]) for i, j in same_question(listed)]
-    return [(first, second) for first, second in pairs if not same_target(first, second)]
+    return [(listed[i], listed[j]) for i, j in same_question(listed) if not same_target(listed[i], listed[j])]
 
 
 def same_question(facts: Iterable[Fact]) -> list[tuple[int, int]]:
@@ -372,8 +370,8 @@ def same_question(facts: Iterable[Fact]) -> list[tuple[int, int]]:
     for j, fact in enumerate(facts):
         if fact.target is None:
             continue
-        subject = _normalised(fact.subject)
-        questions = [("prompt", _normalised(text), subject) for text, _ in fact.statements]
+        subject = normalised(fact.subject)
+        questions = [("prompt", normalised(text), subject) for text, _ in fact.statements]
         if fact.relation is not None:
             questions.append(("relation", fact.relation, subject))
         i = min(first.setdefault(question, j) for question in questions)
@@ -384,10 +382,11 @@ def same_question(facts: Iterable[Fact]) -> list[tuple[int, int]]:
 
 def same_target(a: Fact, b: Fact) -> bool:
     """Return True if two facts write the same object, ignoring case."""
-    return _normalised(a.new_object) == _normalised(b.new_object)
+    return normalised(a.new_object) == normalised(b.new_object)
 
 
-def _normalised(text: str) -> str:
+def normalised(text: str) -> str:
+    """Return a text without differences of case and white space."""
     return " ".join(text.casefold().split())
 
 

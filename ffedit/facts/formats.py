@@ -266,9 +266,8 @@ class _Reading:
         if subject is None:
             self._refuse_blank("subject")
             if SLOT in prompt:
-                raise FactError(
-                    f"prompt {show(prompt)} has {{}}, and no subject is named{self._hint()}", kind="no subject"
-                )
+                why = f"prompt {show(prompt)} has {{}}, and no subject is named{self._hint()}"
+                raise FactError(why, kind="no subject")
             self.notes.append(NO_SUBJECT)
             self.forms = [prompt.strip()]
             return prompt.strip(), prompt
@@ -340,13 +339,16 @@ class _Reading:
         names = {normal(name): isinstance(value, Mapping) for name, value in self.fields.get("locality", ())}
         for probe in self._probes("locality"):
             filled = probe.filled(fact.subject)
+            about_subject = any(form.casefold() in filled.prompt.casefold() for form in self.forms)
             if probe.kind == "Forgetfulness" and probe.target and fact.previous in (probe.target, *probe.aliases):
                 self.notes.append(REPLACED)
             elif filled.prompt.startswith(NATURAL_QUESTION) or "loc" in names:
-                groups["locality"].append(_question(probe))
+                asked = probe.prompt.rstrip()  # as ROME and MEMIT ask: "nq question: who sang it?"
+                asked += "" if asked.endswith(QUESTION_MARKS) else "?"
+                groups["locality"].append(dataclasses.replace(probe, prompt=asked))
             elif names.get("locality") is False:  # ffedit's own form
                 groups["locality"].append(probe)
-            elif self._is_about_subject(filled) and (probe.kind is not None or probe.target is None):
+            elif about_subject and (probe.kind is not None or probe.target is None):
                 groups["same_subject"].append(filled)
             else:
                 groups["locality" if probe.target is None else "neighbors"].append(filled)
@@ -360,9 +362,6 @@ class _Reading:
             locality=tuple(groups["locality"]),
             portability=tuple(probe for probe in follows if probe.target is not None),
         )
-
-    def _is_about_subject(self, probe: Probe) -> bool:
-        return any(form.casefold() in probe.prompt.casefold() for form in self.forms)
 
     # What to do ---------------------------------------------------------------------------------------
 
@@ -448,9 +447,3 @@ def _paired(name: str, asked: Any, answers: Any, kind: str | None) -> list[Probe
     return [
         Probe(with_slot(prompt), next(iter(names), None), kind, tuple(names[1:])) for prompt, names in by_prompt.items()
     ]
-
-
-def _question(probe: Probe) -> Probe:
-    """Ask a question of Natural Questions as ROME and MEMIT do: with its prefix, "nq question: who sang it?"."""
-    asked = probe.prompt.rstrip()
-    return dataclasses.replace(probe, prompt=asked if asked.endswith(QUESTION_MARKS) else f"{asked}?")

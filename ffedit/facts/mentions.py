@@ -79,12 +79,9 @@ def _words(text: str) -> list[Word]:
         for letter in unicodedata.normalize("NFKD", character.casefold())
         if not unicodedata.combining(letter)
     ]
-    runs = ((of_word, [*run]) for of_word, run in groupby(folded, key=lambda pair: _in_word(pair[0])))
-    return [Word("".join(c for c, _ in run), tuple(i for _, i in run)) for of_word, run in runs if of_word]
-
-
-def _in_word(letter: str) -> bool:
-    return unicodedata.category(letter)[0] in "LNM"
+    runs = groupby(folded, key=lambda pair: unicodedata.category(pair[0])[0] in "LNM")
+    words = [[*run] for in_word, run in runs if in_word]
+    return [Word("".join(letter for letter, _ in run), tuple(i for _, i in run)) for run in words]
 
 
 def _match(name: str, word: str, leads: bool) -> Match | None:
@@ -93,8 +90,7 @@ def _match(name: str, word: str, leads: bool) -> Match | None:
     Only the word that `leads` the subject may have a particle before it.
     """
     stem = max(SHORTEST_STEM, ceil(STEM * len(name)))
-    starts = range(1 + (PARTICLE if leads and ATTACHING.match(word) else 0))
-    for start in starts:
+    for start in range(1 + (PARTICLE if leads and ATTACHING.match(word) else 0)):
         common = len([*takewhile(lambda pair: pair[0] == pair[1], zip(name, word[start:], strict=False))])
         rest = len(word) - start - common
         if common == len(name) and rest <= SUFFIX:

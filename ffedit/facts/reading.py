@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from ffedit.errors import FactError, brief
-from ffedit.facts.fact import Fact, as_protected, same_question, show
+from ffedit.facts.fact import Fact, as_protected, normalised, same_question, show
 from ffedit.facts.formats import Shape, parse
 from ffedit.facts.sources import Source, name_of, stream_records
 from ffedit.facts.text import counted
@@ -186,12 +186,12 @@ class _Sifting:
         self.left_out: dict[Number, FactError] = {}
         self.notes: list[tuple[Number, str]] = []
         self.unread: Counter[str] = Counter()
-        self._order: dict[Number, int] = {}
+        self._numbers: list[Number] = []
 
     def add(self, number: Number, record: Any, shape: Shape, source: str | None) -> None:
         """Read a record; of several sources, a case id is told apart by its `source`."""
         self.records += 1
-        self._order[number] = self.records
+        self._numbers.append(number)
         try:
             if isinstance(record, FactError):
                 raise record
@@ -212,7 +212,7 @@ class _Sifting:
             self._set_apart(in_sequence)
             self._merge_repeats()
         self._check_ids()
-        left_out = sorted(self.left_out.items(), key=lambda item: self._order[item[0]])
+        left_out = [(number, self.left_out[number]) for number in self._numbers if number in self.left_out]
         sifted = Sifted(
             source,
             self.records,
@@ -230,7 +230,7 @@ class _Sifting:
         """Leave out all facts that disagree about one question; in a sequence, those that a later one overwrites."""
         dropped: set[int] = set()
         for positions, name in _disagreements([fact for _, fact in self.facts]):
-            values = [_comparable(getattr(self.facts[p][1], name)) for p in positions]
+            values = [normalised(getattr(self.facts[p][1], name)) for p in positions]
             kept = values[-1] if in_sequence else object()
             for position, value in zip(positions, values, strict=True):
                 if value == kept or position in dropped:
@@ -273,10 +273,10 @@ class _Sifting:
             if first == number:
                 kept.append((number, fact))
             else:
-                reason = (
-                    f"case_id {show(fact.case_id)} is also that of {_where(first)}, another fact; give each its own"
+                self.left_out[number] = FactError(
+                    f"case_id {show(fact.case_id)} is also that of {_where(first)}, another fact; give each its own",
+                    kind="a case_id that another fact has",
                 )
-                self.left_out[number] = FactError(reason, kind="a case_id that another fact has")
         self.facts = kept
 
 
@@ -294,12 +294,8 @@ def _disagreements(facts: Sequence[Fact]) -> Iterator[tuple[list[int], str]]:
     for name, groups in (("target", by_question), ("target", by_text), ("previous", by_text)):
         for positions in groups.values():
             named = [p for p in positions if getattr(facts[p], name) is not None]
-            if len({_comparable(getattr(facts[p], name)) for p in named}) > 1:
+            if len({normalised(getattr(facts[p], name)) for p in named}) > 1:
                 yield named, name
-
-
-def _comparable(name: str | None) -> str:
-    return " ".join((name or "").casefold().split())
 
 
 def _union(a: Fact, b: Fact) -> Fact:

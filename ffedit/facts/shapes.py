@@ -28,8 +28,7 @@ def is_turns(value: Any) -> bool:
 
 def _speaker(turn: Record) -> str:
     """Return who speaks a turn, {"role", "content"} or {"from", "value"}; an empty text where it does not say."""
-    known = "content" in turn or "value" in turn
-    return str(turn.get("role", turn.get("from", ""))).casefold() if known else ""
+    return str(turn.get("role", turn.get("from", ""))).casefold() if "content" in turn or "value" in turn else ""
 
 
 def is_case(record: Record) -> bool:
