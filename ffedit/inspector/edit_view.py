@@ -201,7 +201,7 @@ class _Text:
     """Predictions at the n positions of a text, before and after an edit."""
 
     positions: Positions
-    coefficients: tuple[Tensor, ...]  # coefficient of each added memory at each position, [memories][n], float64
+    coefficients: list[Tensor]  # coefficient of each added memory at each position, [memories][n], float64
     before: tuple[Tensor, Tensor]  # the most probable next token, [n], and its probability, [n]
     after: tuple[Tensor, Tensor]  # the same with the edit
     kept: Tensor  # p after of the token `before`, [n]
@@ -233,12 +233,10 @@ def _read_twice(
     """Run `corpus` through the model as it is and with `edit`; EditError where one of them cannot be used."""
     positions = Positions.of(editable, corpus, progress)
     size = MAX_LOGITS // editable.vocabulary
-    coefficients: list[list[Tensor]] = [[] for _ in added]
-    before, after, kept, done = [], [], [], 0
+    before, after, kept, coefficients, done = [], [], [], [], 0
     for ids, inside in positions.batches(size):
         log_probs, keys = _read(editable, ids, inside, edit.updates)
-        for memory, collected in zip(added, coefficients, strict=True):
-            collected.append(double(keys[memory.address]) @ memory.key)
+        coefficients.append([double(keys[memory.address]) @ memory.key for memory in added])
         before.append(log_probs.max(-1))
         progress("reading text", done := done + len(log_probs), 2 * len(positions))
     with edit.applied(editable):
@@ -250,7 +248,7 @@ def _read_twice(
     old_best, new_best = (
         (torch.cat([b.indices for b in best]), torch.cat([b.values.exp() for b in best])) for best in (before, after)
     )
-    return _Text(positions, tuple(map(torch.cat, coefficients)), old_best, new_best, torch.cat(kept))
+    return _Text(positions, [*map(torch.cat, zip(*coefficients, strict=True))], old_best, new_best, torch.cat(kept))
 
 
 @torch.no_grad()

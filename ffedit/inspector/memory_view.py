@@ -19,15 +19,7 @@ from ffedit.errors import EditError
 from ffedit.inference import replay
 from ffedit.inference.corpus import Corpus, check_corpus
 from ffedit.inspector.rows import Positions
-from ffedit.inspector.views import (
-    Distribution,
-    MemoryIndex,
-    Prefix,
-    TokenProbability,
-    View,
-    log_probabilities,
-    rank,
-)
+from ffedit.inspector.views import Distribution, MemoryIndex, Prefix, TokenProbability, View, log_probabilities, rank
 from ffedit.model.editable import Editable, check_model
 from ffedit.model.feed_forward import FeedForward, Keys
 from ffedit.model.memory import KeyValueMemory

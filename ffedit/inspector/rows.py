@@ -37,10 +37,7 @@ class Inputs(NamedTuple):
 
 
 def rows_of(editable: Editable, corpus: Corpus, progress: Progress = silent) -> Iterator[Row]:
-    """Yield the rows of `corpus`; the model runs `corpus.tokens` positions of them, or fewer where the text ends.
-
-    EditError where the text is missing, no text, or holds no two tokens in a row.
-    """
+    """Yield the rows of `corpus`, of `corpus.tokens` positions or fewer; EditError where it holds no two tokens."""
     start, left = editable.start_tokens, corpus.tokens
     room = min(ROW_TOKENS, editable.max_tokens) - len(start)
     for ids in _documents(editable, corpus, room, progress):

@@ -128,10 +128,7 @@ def token_after(editable: Editable, prompt: str, token: str) -> int:
 def promote(
     editable: Editable, ids: Tensor, token: int, scaled: Mapping[MemoryIndex, float], top: int, progress: Progress
 ) -> Promotion:
-    """Rank all memories by the predicted gain of `token` after `ids` [1, n] when scaled; measure the first `top`.
-
-    `scaled` are factors that are applied already; factors multiply.
-    """
+    """Rank memories by predicted gain of `token` after `ids` [1, n], on top of `scaled`; measure the first `top`."""
 
     def log_probs(ranking: Sequence[tuple[MemoryIndex, float]]) -> Tensor:
         with scaled_memories(editable.memories, {slot: factor_of(slope) for slot, slope in ranking}):
@@ -217,7 +214,7 @@ def slopes(editable: Editable, ids: Tensor, token: int) -> dict[Address, Tensor]
 
 
 def ranked(slopes: Mapping[Address, Tensor]) -> list[tuple[MemoryIndex, float]]:
-    """Return the first `MOST` memories by predicted gain, g (UP − 1) where g > 0, else −g, and their slopes."""
+    """Return the first `MOST` memories by predicted gain and their slopes."""
     candidates = []
     for address, slope in slopes.items():
         gain = torch.where(slope > 0, slope * (UP - 1), slope * (OFF - 1))

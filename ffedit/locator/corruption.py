@@ -67,11 +67,6 @@ class Corruption:
         except ValueError as error:
             raise FactError(f"corruption {text!r}: {scale!r} is not a number of σ") from error
 
-    @property
-    def depends_on_others(self) -> bool:
-        """Return True if the corruption of one subject depends on the other facts."""
-        return self.name == "replacement" or self.sigma == "subjects"
-
     def __str__(self) -> str:
         if self.name == "replacement":
             return "another subject in its place"

@@ -77,23 +77,18 @@ def sites_of(batch: Batch, run: Run, depth: int) -> list[Site]:
     return sites
 
 
-def _span(site: Site, run: Run, depth: int) -> range:
-    """Return the layers restored together at a site."""
-    return span_of(site.layer, 1 if site.alone else run.window, depth)
-
-
 @torch.no_grad()
 def restore(editable: Editable, batch: Batch, run: Run, advance: Callable[[float], None]) -> tuple[list[Site], Tensor]:
     """Run every restoration of `batch`; ModelError where memory does not suffice for a single one.
 
-    Returns:
-        the sites and the log-probabilities of the answers there, [sites, samples, answers], nats; NaN beyond a case's
-        own number of samples.
+    Return the sites and the answers' log-probabilities there, [sites, samples, answers], nats; NaN beyond a case's own
+    number of samples.
     """
     depth = len(editable.layers)
     sites, restorations = sites_of(batch, run, depth), []
     for row, site in enumerate(sites):
-        inside = range(0) if run.kind == "state" else _span(site, run, depth)
+        window = 1 if site.alone else run.window
+        inside = range(0) if run.kind == "state" else span_of(site.layer, window, depth)
         first = site.layer + 1 if run.kind == "state" else inside[0]
         # A state that no later attention layer reads changes the logits at its own token only.
         if site.token == batch.cases[site.case].encoded.answer - 1 or first < depth - (run.kind != "state"):
@@ -164,19 +159,15 @@ class Entry(NamedTuple):
     result: tuple[int, int, int]  # row of the results, sample, answer
 
 
-def _entries(batch: Batch, group: Sequence[Restoration]) -> list[Entry]:
-    """List the runs of a group of restorations, in the order of the layers that they begin at."""
-    return [
+def _run(editable: Editable, batch: Batch, run: Run, group: Sequence[Restoration]) -> Final:
+    """Run a group of restorations through the layers; each enters at its own."""
+    recording, depth = batch.recording, len(editable.layers)
+    entries = [
         Entry(r, batch.row(r.case, answer, sample), batch.row(r.case, answer, -1), text, (r.row, sample, answer))
         for r in sorted(group, key=lambda r: r.first)
         for answer, text in enumerate(batch.cases[r.case].answers)
         for sample in range(batch.cases[r.case].samples)
     ]
-
-
-def _run(editable: Editable, batch: Batch, run: Run, group: Sequence[Restoration]) -> Final:
-    """Run a group of restorations through the layers; each enters at its own."""
-    recording, depth, entries = batch.recording, len(editable.layers), _entries(batch, group)
     texts = [entry.text for entry in entries]
     rows, clean = (torch.tensor(of) for of in ([e.row for e in entries], [e.clean for e in entries]))
     positions = torch.tensor([entry.restoration.token for entry in entries])

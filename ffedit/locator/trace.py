@@ -175,11 +175,11 @@ def locate_all(
 def open_journal(editable: Editable, run: Run, facts: Sequence[Fact]) -> Journal | None:
     """Return the cached traces of this model under these settings, by fact; None where the cache cannot be used."""
     # Replacements, and σ over the subjects, depend on the subjects of all facts.
-    others = sorted({fact.subject for fact in facts}) if run.corruption.depends_on_others else []
+    depends = run.corruption.name == "replacement" or run.corruption.sigma == "subjects"
     settings = {
         "lines": "batches",
         "run": asdict(run),
-        "others": others,
+        "others": sorted({fact.subject for fact in facts}) if depends else [],
         "model": [__version__, fingerprint(editable), editable.chat],
     }
     name = hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:24]
@@ -208,10 +208,7 @@ def resolve_layers(depth: int, layers: int | Iterable[int]) -> tuple[int, ...]:
 
 
 def decisive(measured: Sequence[TraceSet], only_known: bool) -> TraceSet:
-    """Select the traces that choose the layer: of unsevered feed-forward outputs, or else the first measurement.
-
-    With `only_known`, only the facts that the model knows are kept.
-    """
+    """Select the traces that choose the layer: of unsevered feed-forward outputs, or else the first measurement."""
     first = {(traces.traces[0].kind, traces.traces[0].sever): traces for traces in reversed(measured)}
     choosing = first.get(("feed_forward", None), measured[0])
     return TraceSet(choosing.known) if only_known else choosing
