@@ -27,7 +27,7 @@ from ffedit.algebra.linalg import double
 from ffedit.errors import ModelError
 from ffedit.model.experts import Experts, Mixture
 from ffedit.model.feed_forward import FeedForward
-from ffedit.model.hooks import Call, calls, capture, leaves, replace_output
+from ffedit.model.hooks import Call, calls, capture, replace_output
 from ffedit.model.memory import Address, KeyValueMemory
 from ffedit.model.roles import ATTENTION_ROLES, ATTENTION_WORDS, SHARED_GATES, VALUE_ROLES
 from ffedit.model.storage import is_floating, is_quantised
@@ -145,13 +145,18 @@ def linear_memory(layer: Layer, path: str, address: Address) -> KeyValueMemory:
             f"{name}: {path} of layer {index} is a Linear of {weight.dtype}, quantised, but its module cannot "
             "multiply with it; load the model with the library that quantised it, or in 16 or 32 bits"
         )
-    transposed = isinstance(module, Conv1D)
     computed = layer.model.dtype if quantised or weight is None else weight.dtype
-    precision = layer.saved_dtype or computed
     whole = f"{layer.prefix}.{path}"
-    name_in_files = saved_name(layer.model, f"{whole}.weight")
+    (stored,) = saved(layer.model, f"{whole}.weight", torch.zeros(1, 1))
     return KeyValueMemory(
-        address, whole, module, transposed, precision, layer.module, layer.probe, saved_as=name_in_files
+        address,
+        whole,
+        module,
+        isinstance(module, Conv1D),
+        layer.saved_dtype or computed,
+        layer.module,
+        layer.probe,
+        saved_as="" if stored == f"{whole}.weight" else stored,
     )
 
 
@@ -177,10 +182,7 @@ def _in_value_role(module: nn.Module) -> list[str]:
 
 
 def fused_experts(layer: nn.Module) -> dict[str, list[int]]:
-    """Return the parameters of a layer that hold a value matrix for each expert, with their shapes.
-
-    Other parameters of three dimensions (gates of a recurrence, filters) have no such name.
-    """
+    """Return the parameters of a layer that hold a value matrix for each expert, with their shapes."""
     return {
         path: list(p.shape)
         for path, p in layer.named_parameters()
@@ -200,27 +202,14 @@ def find_attention(layers: list[nn.Module]) -> list[nn.Module]:
 
 
 def saved(model: PreTrainedModel, name: str, parameter: Tensor) -> dict[str, Tensor]:
-    """Return a parameter of `model` as its checkpoint stores it: tensors by their names in the files.
-
-    transformers may hold in one parameter what its checkpoints store separately (the matrices of all experts), or
-    under another name (a text decoder beside a vision tower); this is the conversion with which it saves.
-    """
+    """Return a parameter as the checkpoint stores it, by names in files: in several tensors, or under another name."""
     if getattr(model, "hf_quantizer", None) is not None:  # what unpacks weights has no reverse
         return {name: parameter}
     return dict(revert_weight_conversion(model, {name: parameter}))
 
 
-def saved_name(model: PreTrainedModel, name: str) -> str:
-    """Return the name in files of a matrix; "" where it is the one in memory."""
-    (stored,) = saved(model, name, torch.zeros(1, 1))
-    return "" if stored == name else stored
-
-
 def names_of_experts(model: PreTrainedModel, name: str, count: int) -> list[str]:
-    """Return the names in files of the matrices of a parameter of `count` experts; "" where they are those in memory.
-
-    Matrices of one tensor are `name[0]`, `name[1]` and so on, as of `tensor_ranges.contents`.
-    """
+    """Return the names in files of a parameter's `count` matrices: "" as in memory, `name[0]` of one tensor's first."""
     numbered = torch.arange(float(count))[:, None, None]
     tensors = saved(model, name, numbered)
     (first, tensor), *others = tensors.items()
@@ -256,14 +245,12 @@ def find_residual_adds(
 def block_calls(layer: nn.Module, ff: FeedForward) -> AbstractContextManager[list[Call]]:
     """Collect the calls inside a block, for `residual_add`; what gives the feed-forward output counts as one module."""
     inside = set(ff.module.modules())
-    return calls([ff.module, *(module for module in leaves(layer) if module not in inside)])
+    leaves = [module for module in layer.modules() if not list(module.children())]
+    return calls([ff.module, *(module for module in leaves if module not in inside)])
 
 
 def residual_add(ff: FeedForward, seen: Sequence[Call]) -> ResidualAdd:
-    """Follow the feed-forward output through the modules that receive only it; one last module gets the sum.
-
-    What the addend is multiplied by is not seen in the calls.
-    """
+    """Follow the feed-forward output through the modules that receive only it; one last module gets the sum."""
     start = next(i for i, (module, _, _) in enumerate(seen) if module is ff.module)
     added, addend = ff.module, seen[start][2]
     rest = list(seen[start + 1 :])

@@ -61,12 +61,11 @@ class Seen:
 class History:
     """Edits (`ffedit.editor.Edit`) in a model's weights and the original matrices, for undoing without subtraction.
 
-    W + Δ − Δ is not W in floating point. So the first edit of a matrix stores the original, once, and undoing rebuilds
-    the matrix from it: the original plus the edits that remain, in their order, each rounded once as it was when it was
-    applied. Undone in any order, the weights are bit for bit those of a model that the undone edit never touched.
+    W + Δ − Δ is not W in floating point. So undoing rebuilds a matrix: the original plus the edits that remain, in
+    order, each rounded once. The weights are then bit for bit those of a model that the undone edit never touched.
 
-    The originals of edits that came with a checkpoint may be missing. Such edits are permanent (`lasting`): known,
-    never undone, and part of what later edits count as original.
+    Edits that came with a checkpoint without their originals are permanent (`lasting`): part of what later edits count
+    as original.
     """
 
     # fingerprint of the weights before the oldest of `edits`; None while there is none; "" where these came with a
@@ -84,10 +83,7 @@ class History:
         return self.lasting | self.edits
 
     def apply_(self, memories: Mapping[Address, KeyValueMemory], name: str, edit: Any, weights: str) -> None:
-        """Write `edit`, whose fingerprint is `name`, on top of the others; if that fails, restore the weights.
-
-        `weights` is the fingerprint of the weights as they are now.
-        """
+        """Write `edit`, called `name`, into weights of this fingerprint; if that fails, restore them."""
         self.originals |= {at: memories[at].value.clone() for at in edit.updates if at not in self.originals}
         self.base = weights if self.base is None else self.base
         self.edits[name] = edit
@@ -217,11 +213,8 @@ class Editable(Displayed):
         return storage.device_of(self.embedding)
 
     def run(self, cache: Cache | None = None, **inputs: Any) -> Any:
-        """Run the whole model on `inputs`, in evaluation mode whatever mode its modules are in.
-
-        `cache` holds the keys and values of earlier positions, which earlier transformers call `past_key_values`.
-        """
-        if cache is not None:
+        """Run the whole model in evaluation mode; `cache` holds the keys and values of earlier positions."""
+        if cache is not None:  # earlier transformers call it `past_key_values`
             inputs["cache" if "cache" in signature(self.model.forward).parameters else "past_key_values"] = cache
         with eval_mode(self.model), few_rows(self.model):
             return self.model(**inputs)
@@ -274,10 +267,7 @@ class Editable(Displayed):
 
     @torch.no_grad()
     def read(self, vectors: Tensor) -> Tensor:
-        """Read vectors of the residual stream, [n, d_model], as logits [n, vocabulary], float32.
-
-        This is the model's own path behind the last layer.
-        """
+        """Read vectors [n, d_model] as logits [n, vocabulary], float32, on the model's own path behind its layers."""
         states = vectors.to(self.device, storage.fetched(self.unembedding).dtype)[:, None]
         ids = torch.zeros(len(states), 1, dtype=torch.long, device=self.device)
         with self.skipping(self.layers, states):

@@ -104,12 +104,10 @@ class Experts:
 
     @cached_property
     def order(self) -> tuple[slice, slice]:
-        """Rows of a first matrix that are the gate's, and those that are up's.
+        """Rows of a first matrix that are the gate's, and up's: two halves (Mixtral), or alternating (GPT-OSS).
 
-        They are two halves (Mixtral) or alternate (GPT-OSS). The block's own gate determines which: applied to two
-        columns alone, it shows its result for one gate and one up; the order in which it gives the same for all columns
-        at once is the order of the columns. Raises ModelError where they are neither two halves nor alternate, the gate
-        first.
+        It is the order in which the block's own gate gives for all columns what it gives for each pair alone. Raises
+        ModelError where it is neither.
         """
 
         def pairwise(gate: Tensor, up: Tensor) -> Tensor:
@@ -215,7 +213,7 @@ class Mixture:
             routed = self._unscaled(received[0], inputs[0]) if self.experts.layout.scales_input else Routed(*inputs)
             if routes is not None:
                 routes(routed)
-            for expert in range(len(self.experts)) if see else ():
+            for expert in range(len(self.experts)):
                 if see is not None and (only is None or expert in only):
                     see(expert, *self.experts.key(expert, routed), len(routed.x))
 

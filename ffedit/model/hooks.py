@@ -76,11 +76,6 @@ def calls(modules: Iterable[nn.Module]) -> Iterator[list[Call]]:
         yield seen
 
 
-def leaves(module: nn.Module) -> list[nn.Module]:
-    """Return the modules inside `module`, or itself, that have no submodules."""
-    return [inner for inner in module.modules() if not list(inner.children())]
-
-
 @contextmanager
 def watched(module: nn.Module, see: Callable[[Tensor], None]) -> Iterator[None]:
     """Pass each output of `module` to `see`."""
@@ -123,14 +118,11 @@ def replace_input(module: nn.Module, change: Callable[[Tensor], Tensor]) -> Iter
 
 
 def add_at(module: nn.Module, positions: Tensor, added: Tensor) -> AbstractContextManager[None]:
-    """Add `added`, [d] or [batch, d], to the output of `module` at one position of each row, [batch].
-
-    A feed-forward layer may be given, and return, all positions of a batch in one row.
-    """
+    """Add `added`, [d] or [batch, d], to the output of `module` at one position of each row, [batch]."""
     rows = torch.arange(len(positions))
 
     def add(output: Tensor) -> Tensor:
-        moved = output.reshape(len(positions), -1, output.shape[-1]).clone()
+        moved = output.reshape(len(positions), -1, output.shape[-1]).clone()  # some give a batch as one row
         moved[rows, positions] += added.to(moved)
         return moved.reshape(output.shape)
 
@@ -201,11 +193,7 @@ def other_weight(module: nn.Module, name: str, weight: nn.Parameter, rows: Tenso
 
 @contextmanager
 def eval_mode(model: nn.Module) -> Iterator[None]:
-    """Run `model` as in evaluation: no dropout, and its modules eagerly where `torch.compile` would fuse them.
-
-    Compiled code misses hooks that are registered later, or is recompiled for each. Afterwards every module's mode is
-    as before.
-    """
+    """Run `model` as in evaluation: no dropout, and eagerly, since compiled code misses hooks that are added later."""
     modules = list(model.modules())
     training = [module for module in modules if module.training]
     compiled = any(module._compiled_call_impl is not None or "_orig_mod" in module._modules for module in modules)

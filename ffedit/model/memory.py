@@ -159,10 +159,7 @@ class KeyValueMemory:
 
     @cached_property
     def key_rows(self) -> first_layer.KeyRows:
-        """K, the first matrix; found and checked on first use. That of an expert is declared.
-
-        Raises ModelError where it was not recognised, or does not give the coefficients that were observed.
-        """
+        """K, the first matrix; found and checked on first use, by a ModelError; that of an expert is declared."""
         if self.slot is not None:
             return Experts(self.module).key_rows(self.slot)
         if self.block is None or self.probe is None:
@@ -172,10 +169,7 @@ class KeyValueMemory:
         return rows
 
     def coefficients(self, x: Tensor) -> Tensor:
-        """Return m [.., d_ff] for the layer's input behind its norm, `x` [.., d_model].
-
-        Of an expert, its own coefficients, without the router's weight.
-        """
+        """Return m [.., d_ff], without a router's weight, for the layer's input behind its norm, `x` [.., d_model]."""
         return self.key_rows.coefficients(x)
 
     def attend(self, x: Tensor) -> Tensor:

@@ -117,13 +117,9 @@ def resident(module: nn.Module) -> Iterator[None]:
 
 
 def parameters(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yield every parameter of a model once, by name, as it is held: empty where it is offloaded.
-
-    Tied weights are one parameter, though offloading makes two empty ones of them; buffers of quantised modules count,
-    too.
-    """
+    """Yield every parameter of a model once, by name, empty where it is offloaded, and buffers of quantised modules."""
     tied: dict[str, str] = getattr(model, "all_tied_weights_keys", None) or {}
-    seen: set[str] = set()
+    seen: set[str] = set()  # offloading makes two empty parameters of tied ones
     for name, parameter in model.named_parameters():
         origin = tied.get(name, name)
         if not (parameter.is_meta and origin in seen):

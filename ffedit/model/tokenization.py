@@ -50,7 +50,6 @@ MARK = "\ue000\ue001\ue000"
 ANSWER = "\ue000\ue002\ue000"
 # What a generation prompt ends with where it opens a thought.
 THOUGHT = re.compile(r"<(?P<name>[\w:]+)>(?P<lines>\n*)\Z")
-NEWLINE = "\n"
 # Text that any vocabulary has a token for, if only the unknown one.
 LETTER = "a"
 # Lines of its code that a chat template may run; those of published models run hundreds.
@@ -183,10 +182,7 @@ def encode(
 
 
 def special_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
-    """Return the ids that the tokenizer puts in front of a text, and those that it puts behind it.
-
-    None, where it cuts the text otherwise between them, so that they cannot be told from it.
-    """
+    """Return the ids that the tokenizer puts in front of a text and behind it; none where the text is cut otherwise."""
     plain, whole = plain_ids(tokenizer, LETTER), list(tokenizer(LETTER, verbose=False)["input_ids"])
     starts = range(len(whole) - len(plain) + 1)
     at = next((i for i in starts if whole[i : i + len(plain)] == plain), None)
@@ -255,10 +251,9 @@ def _alike(one: str, other: str) -> bool:
 
 
 def turn(tokenizer: PreTrainedTokenizerBase, prompt: str, answer: str = "") -> tuple[str, str, int]:
-    """Put a prompt, and its answer, without white space around them, into the template.
+    """Put a prompt, and its answer, into the template; ModelError without a usable one, FactError if it changes them.
 
-    Return the text up to the visible answer, the text with it, and the character offset of the prompt in both. Raises
-    ModelError where there is no template or it cannot be used, FactError where it changes the prompt.
+    Return the text up to the visible answer, the text with it, and the character offset of the prompt in both.
     """
     marked = _rendered(tokenizer, [MARK])
     if listed := MARK not in marked:  # a template of texts and pictures may take lists of parts alone
@@ -275,16 +270,16 @@ def turn(tokenizer: PreTrainedTokenizerBase, prompt: str, answer: str = "") -> t
 def _lead(opening: str, between: str) -> str:
     """Return what stands between the generation prompt and the visible answer.
 
-    `opening` is what the template writes after a prompt that is to be answered, `between` what it writes between a
-    prompt and an answer that is there: with the channel of the answer, say (gpt-oss). Where the first opens a thought
-    that the second leaves out (DeepSeek R1), the thought is left empty.
+    `opening` is what the template writes after a prompt that is to be answered, `between` what it writes before an
+    answer (gpt-oss: its channel). A thought that only the first opens (DeepSeek R1) is left empty.
     """
     if between.startswith(opening):
         return between[len(opening) :]
     thought = THOUGHT.search(opening)
     if thought is None or not between.startswith(opening[: thought.start()]):
         return ""
-    return f"{'' if thought['lines'] else NEWLINE}{NEWLINE}</{thought['name']}>{NEWLINE * 2}"
+    lines = "\n" if thought["lines"] else "\n\n"
+    return f"{lines}</{thought['name']}>\n\n"
 
 
 def _rendered(tokenizer: PreTrainedTokenizerBase, said: Sequence[str], listed: bool = False) -> str:
