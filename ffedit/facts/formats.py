@@ -54,7 +54,7 @@ class Note(str):
 
     example: str
 
-    def __new__(cls, words: str, example: str = "") -> Note:
+    def __new__(cls, words: str, example: str) -> Note:
         """Return the words."""
         note = super().__new__(cls, words)
         note.example = example
@@ -122,7 +122,6 @@ def parse(record: object, shape: Shape = ANY) -> Parsed:
 
 
 def _asked_in(language: str, other: Fact, fact: Fact) -> Fact:
-    """Return a fact that is asked in another language, too, where it is `other`."""
     texts = (other.text, *other.paraphrase_texts)
     probes = tuple(Probe(text, other.new_object, language, other.target_aliases) for text in texts)
     return dataclasses.replace(fact, cross_lingual=fact.cross_lingual + probes)
@@ -204,10 +203,7 @@ class _Reading:
             raise FactError(f"{role} is empty; expected some text", kind=f"an empty {role}")
 
     def _take_object_from_statement(self) -> None:
-        """Take new and old object from statements that go on where the prompt ends, where no field names them.
-
-        RippleEdits states both facts whole, and has the prompt besides.
-        """
+        """Take new and old object from whole statements beside the prompt, as RippleEdits has, where no field does."""
         stated = [(name, value) for name, value in self.fields.get("prompt", ()) if isinstance(value, str)]
         if len(stated) < 2 or "target" in self.fields or "answer" in self.fields:
             return
@@ -225,8 +221,8 @@ class _Reading:
     def _objects(self, prompt: str) -> tuple[Any, Any, tuple[Any, ...]]:
         """Return the new object, the old one and other names of the new one; None for what is not named.
 
-        The `answer` of a record is its new object where it names no other, and else the old one, if it differs: MEND's
-        zsRE writes `alt`, and ROME's, which has none, the true answer, `answers[0]`, in place of the model's `pred`.
+        The `answer` of a record is its new object where it names no other, as in ROME's zsRE, and else the old one, if
+        it differs: MEND's zsRE writes `alt`.
         """
         new, old, said = (self._names(role, prompt) for role in ("target", "previous", "answer"))
         if not new and not said:
@@ -331,9 +327,9 @@ class _Reading:
         """Add what follows from a fact, and sort what stays by what it is about.
 
         Files call "locality" what is about other relations of the subject (`same_subject`), about other subjects
-        (`neighbors`), and about neither: questions of Natural Questions, known by their prefix, and prompts without an
-        answer, which is the model's own then. Forgetfulness of KnowEdit supposes that an object is added to a list:
-        where its answer is the very object that this edit replaces, keeping it would be failure, and it is left out.
+        (`neighbors`), and about neither: Natural Questions, known by their prefix, and prompts without an answer.
+        Forgetfulness of KnowEdit supposes that an object is added to a list: where its answer is the very object that
+        this edit replaces, keeping it would be failure, and it is left out.
         """
         groups: dict[str, list[Probe]] = {"neighbors": [], "same_subject": [], "locality": []}
         names = {normal(name): isinstance(value, Mapping) for name, value in self.fields.get("locality", ())}
@@ -377,11 +373,7 @@ class _Reading:
         return f"{found}; try --map {shlex.quote(option)}"
 
     def _guess(self) -> dict[str, str]:
-        """Guess which fields are prompt, subject and target, where they are not known; FIELD where none is like it.
-
-        A prompt is the longest text, a subject the longest that stands in the prompt, and a target one whose name is
-        most like a target's.
-        """
+        """Guess which fields are what is not known: the longest text, the longest in it, and a name like a target's."""
         texts = {".".join(path): str(found[0]) for path, value in entries(self.record) if (found := texts_of(value))}
         known = {role: found[0][0] for role, found in self.fields.items() if found}
         guessed: dict[str, str] = {}
@@ -419,10 +411,7 @@ def _texts_by_kind(value: Any) -> tuple[Any, ...]:
 
 
 def _answers_to(name: str, answers: list[tuple[str, Any]], only: bool) -> Any:
-    """Take the answers to a field of prompts out of the list of those that are left; None where it has none.
-
-    Of several fields each has those that are named as it is: "2hop_answer" are the answers to "2hop_question".
-    """
+    """Take a field's answers out of the list of those left, by its name ("2hop_answer" to "2hop_question"), or None."""
     pairs = [zip(normal(name), normal(other), strict=False) for other, _ in answers]
     common = [len([*takewhile(lambda pair: pair[0] == pair[1], pair)]) for pair in pairs]
     if not common or (max(common) < SHORTEST_PREFIX and not only):
@@ -431,10 +420,7 @@ def _answers_to(name: str, answers: list[tuple[str, Any]], only: bool) -> Any:
 
 
 def _paired(name: str, asked: Any, answers: Any, kind: str | None) -> list[Probe]:
-    """Join prompts with their answers: lists of equal length one to one, else all answers to each prompt.
-
-    A prompt that stands there with several answers accepts any of them.
-    """
+    """Join prompts with their answers, one to one or all to each; a prompt with several answers accepts any."""
     prompts = texts_of(asked)
     if unfit := [prompt for prompt in prompts if not isinstance(prompt, str)]:
         raise FactError(f"{name} must be text, found {show(unfit[0])}")

@@ -41,9 +41,8 @@ def is_language(name: str) -> bool:
 def in_language(record: Record, language: str | None) -> tuple[Record, Record]:
     """Return the part of a record in `language`, and the parts in the others by language.
 
-    Without a language that is a record of one part, or of none, whole; or what stands beside the parts, where that has
-    a prompt and an object of its own. Raises FactError for several parts without a choice, and for a language that the
-    record is not in.
+    Without a language that is what stands beside the parts, where it has a prompt and an object, or a whole record of
+    at most one part. Raises FactError for several parts without a choice, and for a language that the record is not in.
     """
     record = _by_language(record)
     keys = {str(key).casefold(): key for key, value in record.items() if _is_part(str(key), value)}
@@ -88,7 +87,6 @@ def _by_language(record: Record) -> Record:
 
 
 def _is_part(key: str, value: Any) -> bool:
-    """Return whether a value of a record has a prompt and an object of its own, in a language perhaps."""
     return isinstance(value, Mapping) and role_of((key,)) is None and normal(key) not in CLOSED and _has_both(value)
 
 

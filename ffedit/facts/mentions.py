@@ -40,10 +40,9 @@ class Match(NamedTuple):
 
 
 def find_mention(text: str, subject: str) -> Span | None:
-    """Return the characters (start, end) of the one longest text that may be a form of `subject`.
+    """Return the characters (start, end) of the one longest text that may be a form of `subject`, or None.
 
-    None where there is none, or where different texts are as long. Letters of the same word before or behind the
-    whole subject do not belong to it; behind its stem, the word's ending does.
+    Letters of the same word before or behind the whole subject do not belong to it; behind its stem, its ending does.
     """
     names, words = _words(subject[: LONGEST + 1]), _words(text)
     if not names or len(subject) > LONGEST:

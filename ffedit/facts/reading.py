@@ -1,10 +1,8 @@
 """From files or data sets of facts, of any shape, to checked facts.
 
 `sources.py` gives the records of a source one by one, `formats.py` reads each by its own shape. Here they are put
-together: records that say the same become one fact, those that contradict each other are set apart.
-
-No record is skipped silently: `sift_facts` lists each record that cannot be used with its reason, and
-`read_facts` refuses a source with such a record.
+together: records that say the same become one fact, those that contradict each other are set apart. None is skipped
+silently: `sift_facts` lists each record that cannot be used with its reason, and `read_facts` refuses its source.
 """
 
 from __future__ import annotations

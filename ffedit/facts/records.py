@@ -1,8 +1,7 @@
-"""The records that a value of JSON or YAML holds, which may be one itself.
+"""The records that a value of JSON or YAML holds: itself, the items of lists and objects, or the rows of tables.
 
-They are the items of a list, those in the lists and objects of an object, by their names or numbers, the rows of a
-table under its header, or the rows of columns. What stands beside a list of records belongs to each of them: the prompt
-of a relation whose subjects are listed, say, or a title, which is named as not read.
+What stands beside a list of records belongs to each of them: the prompt of a relation whose subjects are listed, say,
+or a title, which is named as not read.
 """
 
 from __future__ import annotations
@@ -100,10 +99,7 @@ def _by_number(value: Record) -> list[Any]:
 
 
 def _by_name(value: Record) -> list[Any]:
-    """Return the records of an object that has each by a name: by its subject, or "edit_1", "edit_2".
-
-    Names of languages are those of one record in several.
-    """
+    """Return the records of an object that has each by its subject, or as "edit_1", "edit_2"; not by language."""
     if not value or not all(isinstance(held, Mapping) for held in value.values()):
         return []
     if any(is_language(str(key)) or role_of((str(key),)) is not None for key in value):

@@ -39,10 +39,8 @@ def is_case(record: Record) -> bool:
 def edits_of(record: Record) -> Iterator[Record]:
     """Yield the edits of a case of MQuAKE (arXiv 2305.14795), each with its own question; any other record itself.
 
-    The new answer to a case's questions follows from its edits: portability of the last one, which needs the others
-    to be edited as well. The questions are three phrasings of one, and a case counts once, as answered if any phrasing
-    is (section 3.3). Aliases of the new answer are `new_answer_alias`; those of an edit's object are in the single
-    hop that asks for it.
+    The new answer to a case's questions, three phrasings of one (section 3.3), follows from its edits: portability of
+    the last one, which needs the others as well. Aliases of an edit's object are in the single hop that asks for it.
     """
     if not is_case(record):
         yield record

@@ -153,10 +153,7 @@ def _json(name: str, lines: Iterator[str]) -> Iterator[Any]:
 
 
 def _read_whole(name: str, lines: list[str], number: int, among_values: bool) -> Iterator[Any]:
-    """Yield the records of the JSON values in lines, the first of which is `number`.
-
-    Where these are none, each line that is broken is a FactError if there are values before; else raises FactError.
-    """
+    """Yield the records of JSON values in lines from `number` on; `among_values`, a FactError for each broken line."""
     try:
         yield from [record for value in [*_values("".join(lines))] for record in records_in(value)]
     except (ValueError, RecursionError) as error:

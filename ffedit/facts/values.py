@@ -94,10 +94,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def with_slot(prompt: Any) -> Any:
-    """Write {} for the subject where a file has another sign for it, and drop a sign for the object at the end.
-
-    Raises FactError where the object stands before other words: a model says what follows a prompt.
-    """
+    """Write {} for other signs of the subject, and drop one for the object; FactError where that is not at the end."""
     if not isinstance(prompt, str):
         return prompt
     text = OBJECT_SLOT.sub("", SLOTS.sub(SLOT, prompt))
