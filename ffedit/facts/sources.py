@@ -20,12 +20,12 @@ import re
 import sys
 from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import IO, Any, TypeAlias
 
 import yaml
 
@@ -90,8 +90,7 @@ def _lines(path: Source, name: str) -> Iterator[str]:
     """
     at = 0
     try:
-        standard = getattr(sys.stdin, "buffer", sys.stdin)  # bytes where it has a buffer: always UTF-8
-        with nullcontext(standard) if os.fspath(path) == "-" else open(path, "rb") as stream:
+        with _opened(path) as stream:
             for line in stream:
                 if at == 0 and isinstance(line, bytes):
                     for magic, what in NO_TEXT.items():
@@ -110,6 +109,15 @@ def _lines(path: Source, name: str) -> Iterator[str]:
     except UnicodeDecodeError as error:
         where = f"{name} is not UTF-8 text (byte {at + error.start})"
         raise FactError(f"{where}; expected JSON, CSV or YAML, saved as UTF-8") from None
+
+
+@contextmanager
+def _opened(path: Source) -> Iterator[IO[Any]]:
+    if os.fspath(path) == "-":
+        yield getattr(sys.stdin, "buffer", sys.stdin)  # bytes where it has a buffer: always UTF-8
+    else:
+        with open(path, "rb") as file:
+            yield file
 
 
 def _refuse_pointer(name: str, head: str) -> None:

@@ -5,12 +5,4 @@ from ffedit.inspector.memory_view import MemoryView, inspect_memory
 from ffedit.inspector.prompt_view import PromptView, inspect_prompt
 from ffedit.inspector.views import MemoryIndex
 
-__all__ = [
-    "EditView",
-    "MemoryIndex",
-    "MemoryView",
-    "PromptView",
-    "inspect_edit",
-    "inspect_memory",
-    "inspect_prompt",
-]
+__all__ = ["EditView", "MemoryIndex", "MemoryView", "PromptView", "inspect_edit", "inspect_memory", "inspect_prompt"]

@@ -168,10 +168,7 @@ class RankOneMemory:
 
 
 def added_memories(address: Address, update: Update, keys: Tensor, count: int) -> list[RankOneMemory]:
-    """Decompose Δ [d_model, d_ff] into memories and return the first `count`, the largest first.
-
-    `keys` [d_ff, n] are those that the update was solved for; n may be 0.
-    """
+    """Decompose Δ [d_model, d_ff], solved for `keys` [d_ff, n], and return the `count` largest memories."""
     left, sizes, right = _singular(update)
     total = float(sizes.square().sum()) or 1.0
     memories = []

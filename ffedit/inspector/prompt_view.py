@@ -6,8 +6,7 @@ alone, with both (Geva et al. 2021, arXiv 2012.14913, section 5). *Output* is th
 behind the feed-forward layer (Gemma 2, OLMo 2) it is the normed one.
 
 In most models *before* is the stream after the block's attention. Where a block runs attention and feed-forward in
-parallel on one input (GPT-J, GPT-NeoX, Falcon), it is the block's result without its feed-forward layer: its input plus
-the attention's output, which is not part of the feed-forward layer's input.
+parallel on one input (GPT-J, GPT-NeoX, Falcon), it is the block's input plus the attention's output.
 
 The feed-forward output before any norm is o = Σ_i m_i v_i + b. The *strength* of memory i is |m_i| ‖v_i‖; its *share*
 is m_i v_i·o / ‖o‖², negative where it points against o; the shares of all memories and the bias add up to 1. The

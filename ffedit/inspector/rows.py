@@ -1,11 +1,8 @@
 """Text as rows of token ids, and the positions in them.
 
 A model reads a row without its last id. The context of a position is its *prefix*, the ids up to and including it; the
-id after it is the next token.
-
-A longer text is cut into rows that share the token at the cut, which is run once; each begins with the tokens that the
-tokenizer puts in front of a text. A document of a corpus of documents begins a row of its own, as the sentences of
-Geva et al. do (arXiv 2012.14913, section 3.1).
+id after it is the next token. A longer text is cut into rows that share the token at the cut, which is run once. Each
+document of a corpus begins a row of its own, as the sentences of Geva et al. do (arXiv 2012.14913, section 3.1).
 """
 
 from __future__ import annotations

@@ -96,8 +96,7 @@ class Batch:
 def prepare(editable: Editable, facts: Sequence[Fact], indices: Sequence[int], run: Run) -> list[Case]:
     """Encode the facts with these `indices`; for one without a previous object, the model generates the answer.
 
-    If it generates none (it ends its turn, or generates a blank), the likeliest word is traced, and the fact is not
-    known. FactError where a prompt or object does not fit, or a fact lacks what the run needs.
+    FactError where a prompt or object does not fit, or a fact lacks what the run needs.
     """
     limit = editable.max_tokens
     chosen = [facts[i] for i in indices]

@@ -16,10 +16,9 @@ from ffedit.model.editable import Editable
 
 
 def layer_passes(editable: Editable, fact: Fact, tokens: Tokens, layers: Sequence[int]) -> tuple[int, int]:
-    """Count what restoring feed-forward outputs in one corrupted run takes, with windows of the default size.
+    """Count a corrupted run's passes of a token through one layer, and its unembedded states, for default windows.
 
-    That is the passes of a token through a single layer, and the states that are unembedded. The answer's own tokens,
-    which follow the first, are not counted.
+    The answer's own tokens, which follow the first, are not counted.
     """
     prompt, depth = editable.encode(fact.text, span=fact.span, max_tokens=editable.max_tokens), len(editable.layers)
     assert prompt.subject is not None

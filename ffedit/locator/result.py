@@ -258,10 +258,7 @@ class Peak(NamedTuple):
 
 
 def subject_peak(trace: Trace | TraceSet) -> Peak:
-    """Return the largest effect at any token of the subject that was restored.
-
-    Of several facts, effects are averaged by the role of a token.
-    """
+    """Return the largest effect at a token of the subject; of several facts, of averages by the role of a token."""
     traces = trace.averaged.traces if isinstance(trace, TraceSet) else (trace,)
     if len(traces) > 1:
         names: tuple[str, ...] = ROLES[:3]
@@ -377,10 +374,7 @@ def _with_ends(interval: Interval) -> str:
 
 
 def by_role(trace: Trace) -> Effects:
-    """Average the effects of a fact's tokens in each role, [roles, layers]; NaN for a role that it lacks.
-
-    A subject of one token has only a "last subject"; a prompt that ends there has no "last token".
-    """
+    """Average the effects of a fact's tokens in each role, [roles, layers]; NaN for a role that it lacks."""
     start, end = trace.subject
     count = trace.effects.shape[1]
     spans = (  # in the order of `ROLES`

@@ -4,10 +4,9 @@ The model's type is not used. A module is recognised by its name (`roles`), by i
 experts) and by the number of such modules; a forward pass verifies that it does what its role says (`loading.verify`).
 A module that is not recognised is refused, and the error lists what was found.
 
-Blocks add their feed-forward output to the residual stream differently: some normalise it before they add it (Gemma 2,
-OLMo 2), some normalise the sum (GPT-1, OPT-350m), some scale it (Granite), some add attention and feed-forward output
-at once (GPT-J, Falcon). So it is observed which modules run behind the value matrix, or a mixture's block, and, in a
-pass in which the last layer adds nothing, what the stream is without their output.
+Blocks add their feed-forward output to the residual stream differently: some normalise it first (Gemma 2, OLMo 2), or
+the sum (GPT-1, OPT-350m), some scale it (Granite), some add the attention's at once (GPT-J, Falcon). So it is observed
+which modules run behind it, and, in a pass in which the last layer adds nothing, what the stream is without it.
 """
 
 from __future__ import annotations

@@ -11,12 +11,10 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable
-from functools import partial
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
 
 from ffedit.model import storage
 from ffedit.model.editable import Editable
@@ -30,11 +28,7 @@ PROBE = "The Eiffel Tower, 300 m tall, was BUILT in 1889; it's in Paris.\n东京
 
 @torch.no_grad()
 def fingerprint(editable: Editable, below: int | None = None) -> str:
-    """Return the hash, 16 hexadecimal digits.
-
-    Of all weights, or with `below` only of those that a key of this layer depends on: outside the layers, in layers
-    below and in this one except its value matrix.
-    """
+    """Return the hash, 16 hexadecimal digits; `below` a layer, only of the weights that its keys depend on."""
     digest = hashlib.sha256()
     config = editable.model.config.get_text_config().to_dict()
     for name in ("_name_or_path", "transformers_version", "torch_dtype", "dtype"):
@@ -44,13 +38,14 @@ def fingerprint(editable: Editable, below: int | None = None) -> str:
     digest.update(json.dumps(config, sort_keys=True, default=str).encode())
     tokenizer = editable.tokenizer
     # Read once per tokenizer, and again when tokens were added.
-    tokens = _once(editable.hashed, "", tokenizer, len(tokenizer), partial(_vocabulary, tokenizer))
-    digest.update(tokens)
+    vocabulary = tokenizer.get_vocab
+    tokens = _once(editable.hashed, "", tokenizer, len(tokenizer), lambda: json.dumps(sorted(vocabulary().items())))
+    digest.update(tokens.encode())
     # Tokenizers with one vocabulary may still differ: with and without a BOS, another normaliser, other merges.
     used = [tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer(PROBE, verbose=False)["input_ids"]]
     digest.update(json.dumps(used).encode())
     left_out: set[int] = set()
-    if below is not None:
+    if below is not None:  # the layers above, and the value matrix of this one
         above = editable.layers[below + 1 :]
         left_out = {id(p) for layer in above for p in layer.parameters()}
         left_out |= {id(tensor) for memory in editable.feed_forward[below].memories for tensor in memory.held}
@@ -65,21 +60,15 @@ def fingerprint(editable: Editable, below: int | None = None) -> str:
 
 
 def _total(hashed: Cache, name: str, weight: Tensor, flat: Tensor, sample: bytes) -> int:
-    """Return the sum of a weight's entries as whole numbers, cached while the weight is the same.
+    """Return the sum of a weight's entries as whole numbers, cached while tensor, address, version and sample stay.
 
-    The same means: the same tensor, at the same address, with the version that torch increments at every in-place
-    write, and with the same sample. A write through `.data` is not counted: one that changes no sampled entry goes
-    unnoticed until `editable.hashed` is cleared. Offloaded and quantised weights are read each time.
+    A write through `.data` has no new version: one that changes no sampled entry goes unnoticed until `editable.hashed`
+    is cleared. Offloaded and quantised weights are read each time.
     """
     if type(weight) not in (Tensor, torch.nn.Parameter) or weight.is_meta or weight.is_inference():
         return _summed(flat)
     state = weight.data_ptr(), weight._version, hashlib.sha256(sample).digest()
     return int(_once(hashed, name, weight, state, lambda: _summed(flat)))
-
-
-def _vocabulary(tokenizer: PreTrainedTokenizerBase) -> bytes:
-    """Return all tokens with their ids as JSON."""
-    return json.dumps(sorted(tokenizer.get_vocab().items())).encode()
 
 
 def _once(hashed: Cache, name: str, source: object, state: object, read: Callable[[], Any]) -> Any:

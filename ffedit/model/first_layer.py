@@ -59,10 +59,7 @@ class KeyRows:
 
 
 def find(block: nn.Module, value: nn.Module, d_ff: int, name: str) -> KeyRows:
-    """Find the key rows of a value matrix with `d_ff` memories, `value` in a layer `block`, by role.
-
-    Raises ModelError where the first matrix or its activation was not recognised.
-    """
+    """Find the key rows of a value matrix with `d_ff` memories in a layer `block`; ModelError where no role fits."""
     path = next(path for path, module in block.named_modules() if module is value)
     while path:  # the modules around the value matrix, the innermost first, up to the layer itself
         path = path.rpartition(".")[0]

@@ -5,9 +5,8 @@ memory or in the checkpoint's files, and the module holds an empty tensor (on th
 Reading such a weight fetches what the next forward would use; writing it puts the new matrix in CPU memory, from which
 the next forward fetches it. No file of the checkpoint is changed.
 
-The numbers of a quantised W are packed, each kind by a library of its own, but all of them can multiply. So W is read
-by multiplication: the module's output for the i-th unit vector is column i of W, in the precision that it computes in.
-It is never written: a packing has 16 or 256 levels for an entry, which would lose an edit or magnify it.
+A quantised W is packed, each kind by a library of its own, but all can multiply. So W is read by multiplication: the
+output for the i-th unit vector is column i of W. It is never written: 16 or 256 levels would lose an edit.
 """
 
 from __future__ import annotations

@@ -10,13 +10,11 @@ of the text, it is refused, since a guess would edit the wrong token.
 
 In a chat model the prompt is the user's turn and the answer the beginning of the assistant's, so that a fact is traced,
 edited and measured in the tokens that a user produces. The template writes its special tokens itself, and what stands
-between its last mark and the visible answer: a space, or the channel of final answers. Where it can leave a thought
-out, it is left out, and where it opens one in any case, the thought is left empty: otherwise no answer would begin with
-the object. Texts for statistics and drift, and what the model samples without a prompt, are plain.
+between its last mark and the visible answer. A thought is left out, or empty where the template opens one in any case:
+otherwise no answer would begin with the object. Texts for statistics and drift, and sampled ones, are plain.
 
-How a plain text begins is the tokenizer's matter, and `special_tokens` asks it: BOS in front where it puts one there
-(Gemma, Llama), two tokens (GLM), or none (GPT-2, Qwen), whatever its configuration calls BOS: SmolLM2's is the mark of
-a chat's turn, which no text of its training began with.
+How a plain text begins is asked of the tokenizer (`special_tokens`), whatever its configuration calls BOS: SmolLM2's is
+the mark of a chat's turn, which no text of its training began with.
 """
 
 from __future__ import annotations
