@@ -1,11 +1,10 @@
 """A fact: what a model should come to say about a subject, and what must not change with it.
 
-An edit is specified in the field's usual terms (Meng et al. 2022, ROME, arXiv 2202.05262): a *prompt* about
-a *subject* is to be continued by a new object (`target`) in place of the old one (`previous`). The edit is
-measured on paraphrases of the same fact (`paraphrases`), on what follows from it (`portability`),
-on other subjects of the same relation (`neighbors`: specificity), on the other facts of the same subject
-(`same_subject`: retention) and on unrelated questions (`locality`). Two kinds of prompts take part in the edit instead,
-and are scored apart: wordings that must say it, too (`also`), and prompts whose answers must not change (`keep`).
+An edit is specified in the field's usual terms (Meng et al. 2022, ROME, arXiv 2202.05262): a *prompt* about a *subject*
+is to be continued by a new object (`target`) in place of the old one (`previous`). It is measured on paraphrases, on
+what follows from it (`portability`), on other subjects of the relation (`neighbors`: specificity), on other facts of
+the subject (`same_subject`: retention) and on unrelated questions (`locality`). Two kinds of prompts take part in the
+edit instead, and are scored apart: `also` and `keep`.
 
 The subject is located by characters, not by tokens, so that a tokenizer encodes the prompt once and as a whole.
 """
@@ -361,9 +360,9 @@ def conflicts(facts: Iterable[Fact]) -> list[tuple[Fact, Fact]]:
 
 
 def same_question(facts: Iterable[Fact]) -> list[tuple[int, int]]:
-    """Return positions (i, j), i < j, of facts to be written about one subject with one statement, or relation.
+    """Return positions (i, j), i < j, of facts about one subject with one statement, ignoring case, or one relation.
 
-    Upper and lower case and white space make no difference. Each fact is paired with the first that asks the same.
+    Each fact is paired with the first that asks the same.
     """
     first: dict[tuple[str | None, ...], int] = {}
     pairs = []

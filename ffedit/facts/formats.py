@@ -115,16 +115,13 @@ def parse(record: object, shape: Shape = ANY) -> Parsed:
             notes.append(TOGETHER.format(len(facts)))
     for language, other in others.items():
         try:
-            facts[0] = _asked_in(language, _Reading(other, ANY).fact(), facts[0])
+            asked = _Reading(other, ANY).fact()
+            texts = (asked.text, *asked.paraphrase_texts)
+            probes = tuple(Probe(text, asked.new_object, language, asked.target_aliases) for text in texts)
+            facts[0] = dataclasses.replace(facts[0], cross_lingual=facts[0].cross_lingual + probes)
         except FactError as error:
             notes.append(Note(f"the texts in {language} cannot be asked", str(error)))
     return Parsed(tuple(facts), tuple(dict.fromkeys(notes)), tuple(dict.fromkeys(unread)))
-
-
-def _asked_in(language: str, other: Fact, fact: Fact) -> Fact:
-    texts = (other.text, *other.paraphrase_texts)
-    probes = tuple(Probe(text, other.new_object, language, other.target_aliases) for text in texts)
-    return dataclasses.replace(fact, cross_lingual=fact.cross_lingual + probes)
 
 
 class _Reading:
@@ -302,10 +299,7 @@ class _Reading:
         return tuple(probes)
 
     def _probes_of(self, name: str, value: Any, answers: Any = None, kind: str | None = None) -> list[Probe]:
-        """Return the probes of a field: prompts, objects of a prompt and its answers, or either by kind.
-
-        `answers` are those of plain prompts: one for each, or all for each.
-        """
+        """Return the probes of a field: prompts with `answers`, objects of a prompt and its answers, either by kind."""
         if isinstance(value, Probe):
             return [value]
         if isinstance(value, (list, tuple)) and any(isinstance(item, Mapping | Probe) for item in value):

@@ -64,10 +64,7 @@ def in_language(record: Record, language: str | None) -> tuple[Record, Record]:
 
 
 def _by_language(record: Record) -> Record:
-    """Put the fields whose names say a language, too, into one part for each language that has a prompt and an object.
-
-    A prompt may be a paraphrase there, and the subject that of the record.
-    """
+    """Put fields with a language in their names into a part for each that has an object and a prompt or paraphrase."""
     parts: dict[str, dict[str, Any]] = {}
     keys: dict[str, list[str]] = {}
     for key in map(str, record):

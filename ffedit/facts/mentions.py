@@ -84,10 +84,7 @@ def _words(text: str) -> list[Word]:
 
 
 def _match(name: str, word: str, leads: bool) -> Match | None:
-    """Return the letters of `word` that are `name`, or its stem with an ending; None where it is neither.
-
-    Only the word that `leads` the subject may have a particle before it.
-    """
+    """Return the letters of `word` that are `name` or its stem with an ending, a particle before them if it `leads`."""
     stem = max(SHORTEST_STEM, ceil(STEM * len(name)))
     for start in range(1 + (PARTICLE if leads and ATTACHING.match(word) else 0)):
         common = len([*takewhile(lambda pair: pair[0] == pair[1], zip(name, word[start:], strict=False))])

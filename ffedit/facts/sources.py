@@ -84,10 +84,7 @@ def stream_records(path: Source) -> Iterator[Any]:
 
 
 def _lines(path: Source, name: str) -> Iterator[str]:
-    """Yield the lines of a file or of standard input, with their ends and without a BOM.
-
-    They are UTF-8, or UTF-16 where its BOM says so (Excel's "Unicode text").
-    """
+    """Yield the lines of UTF-8, or of UTF-16 where a BOM says so (Excel's "Unicode text"), with ends, without BOM."""
     at = 0
     try:
         with _opened(path) as stream:

@@ -1,8 +1,7 @@
 """Values of a record's fields: one text or several in many forms, objects of facts, and prompts' slots.
 
 A value may be text, a list, a list of lists of aliases, or an object that holds a text ({"str": …}, {"value": …,
-"aliases": […]}) or a prompt. What stands around an object and is none of its name is taken off it: blanks, a special
-token of a model, and the full stop of a sentence that an object ends.
+"aliases": […]}) or a prompt.
 """
 
 from __future__ import annotations

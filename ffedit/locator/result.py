@@ -295,9 +295,8 @@ def span_of(layer: int, window: int, depth: int) -> range:
 def site_of(trace: Trace | TraceSet, token: FactToken = "subject_last", allowed: range | None = None) -> int | None:
     """Return the layer that recalls the fact at the token where its key is read, or None if that token shows no site.
 
-    Effects at other tokens are not evidence about the key at this one. The token shows a site if the model knows the
-    fact, the corruption lowers the metric (TE > 0), and restoring some layer recovers at least a tenth of it (`CLEAR`).
-    Of several facts, those that the model knows count. `allowed` are the layers to choose among, None for all.
+    It shows one if the model knows the fact, the corruption lowers the metric (TE > 0), and restoring some layer there
+    recovers at least a tenth of it (`CLEAR`). `allowed` are the layers to choose among, None for all.
     """
     known = trace.known if isinstance(trace, Trace) else bool(trace.known)
     effects = trace.effects_at(token)
@@ -311,9 +310,8 @@ def site_of(trace: Trace | TraceSet, token: FactToken = "subject_last", allowed:
 def best_layer(trace: Trace | TraceSet, token: FactToken = "subject_last") -> int:
     """Return the layer of the largest effect at a token: the strongest single layer within the strongest window.
 
-    Windows locate the site, since a single layer has little effect; but neighbouring windows share layers and tie, so
-    that the window's middle may be a layer without effect. Single layers are measured at the subject's last token only;
-    at other tokens it is the middle of the strongest window, the lowest of those that tie.
+    Neighbouring windows share layers and tie, so that the window's middle may be a layer without effect. At other tokens
+    than the subject's last, no single layers are measured, and it is the middle of the strongest window.
     """
     effects = trace.effects_at(token)
     peak = int(np.nanargmax(effects))

@@ -3,7 +3,6 @@
     FF(x) = Σ_e g_e(x) (V_eᵀ m_e(x) + b_e)         g_e = 0 for an expert that the router did not choose
           = Σ_e W_e k_e + …                        k_e = g_e m_e
 
-Each expert is a memory of its own (its keys, its coefficients m_e, its values V_e), and the router scales its output.
 With the router's weight inside the key of a fact, k_e = g_e m_e, the layer is one linear associative memory
 [W_1 … W_E] with the key [k_1; …; k_E], and the algebra of a dense layer applies unchanged. Where the router scales an
 expert's *input* (Llama 4), k_e = m_e(g_e x).

@@ -2,8 +2,8 @@
 
     FF(x) = W_1 k_1 + … + W_p k_p + b = W k        W = [W_1 … W_p],  k = [k_1; …; k_p]
 
-A dense layer has one memory. Those of a mixture are its experts, whose keys carry the router's weight (`experts`), so
-that an edit of any layer is one problem: find Δ = [Δ_1 … Δ_p] with (W + Δ) k* = v*.
+A dense layer has one memory, a mixture one for each expert, whose key carries the router's weight. So an edit of any
+layer is one problem: find Δ = [Δ_1 … Δ_p] with (W + Δ) k* = v*.
 """
 
 from __future__ import annotations

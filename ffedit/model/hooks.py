@@ -1,7 +1,6 @@
 """Context managers that read or change the inputs and outputs of modules.
 
-A transformer layer may return a bare tensor or a tuple whose first entry is the hidden state. Only this module handles
-that: all others see the tensor.
+A layer may return a tensor, or a tuple that begins with it; only this module handles that, all others see the tensor.
 """
 
 from __future__ import annotations
@@ -137,7 +136,7 @@ def skipped(module: nn.Module, output: Any) -> AbstractContextManager[None]:
 def only_at(module: nn.Module, rows: Tensor, positions: Tensor) -> AbstractContextManager[None]:
     """Run `module`, which acts on each position separately, at the pairs (row, position) only; it gives 0 elsewhere.
 
-    A pair that is named twice counts once. A module that takes more than one tensor, or returns more, runs as usual.
+    A module that takes more than one tensor, or returns more, runs as usual.
     """
     rows, positions = torch.stack([rows, positions], 1).unique(dim=0).unbind(1)
     original = module.forward
@@ -171,10 +170,7 @@ def replace_forward(module: nn.Module, forward: Callable[..., Any]) -> Iterator[
 
 @contextmanager
 def other_weight(module: nn.Module, name: str, weight: nn.Parameter, rows: Tensor) -> Iterator[None]:
-    """Make `module` compute some of the `rows` that it receives, [n] of bool, with `weight` as its parameter `name`.
-
-    It receives one vector for each row: [n, 1, d], [n, d] or [1, n, d].
-    """
+    """Make `module` compute `rows` [n], bool, of its input ([n, 1, d], [n, d] or [1, n, d]) with another `weight`."""
 
     def hook(_: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
         given, changed = args[0].reshape(len(rows), -1), output.reshape(len(rows), -1).clone()
