@@ -12,7 +12,7 @@ from typing import Any
 
 from ffedit.errors import FactError
 from ffedit.facts.synonyms import CLOSED, normal, role_of
-from ffedit.facts.values import Record, entries
+from ffedit.facts.values import Record, roles_of
 
 # ISO 639-1, and English names.
 CODES = """
@@ -89,5 +89,4 @@ def _is_part(key: str, value: Any) -> bool:
 
 def _has_both(value: Record) -> bool:
     """Return whether an object has a prompt and an object of a fact."""
-    roles = {role[0] for path, _ in entries(value) if (role := role_of(path)) is not None}
-    return "prompt" in roles and not roles.isdisjoint({"target", "answer"})
+    return "prompt" in (roles := roles_of(value)) and not roles.isdisjoint({"target", "answer"})

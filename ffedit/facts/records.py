@@ -13,7 +13,7 @@ from ffedit.facts.fact import SLOT
 from ffedit.facts.languages import is_language
 from ffedit.facts.shapes import TURNS, is_case, is_turns
 from ffedit.facts.synonyms import CLOSED, normal, role_of
-from ffedit.facts.values import Record, entries, texts_of, with_slot
+from ffedit.facts.values import Record, entries, roles_of, texts_of, with_slot
 
 OBJECTS = frozenset({"target", "answer"})
 # What records may have in common; their probes are of one record, and so is what names it.
@@ -45,16 +45,16 @@ def _held(value: Any) -> list[Any]:
         return named
     lists = {key: records_in(held) for key, held in value.items() if _is_list(held)}
     full = {key: held for key, held in lists.items() if _may_hold(key) and any(map(_says_object, held))}
-    roles = _roles({key: held for key, held in value.items() if key not in full})
+    roles = roles_of({key: held for key, held in value.items() if key not in full})
     if "prompt" in roles and (not full or "subject" in roles or roles & OBJECTS):
         return [value]
     chosen = full or {key: held for key, held in lists.items() if role_of((str(key),)) is None}
     items = [item for held in chosen.values() for item in held]
-    rest = {key: held for key, held in value.items() if key not in chosen and _roles({key: held}).isdisjoint(OWN)}
+    rest = {key: held for key, held in value.items() if key not in chosen and roles_of({key: held}).isdisjoint(OWN)}
     if not chosen:
         within = [_held(held) for held in value.values() if isinstance(held, Mapping)]
         return [record for records in within for record in records if records[0] not in value.values()] or [value]
-    if len(items) > 1 and not _roles(rest) <= SHARED:
+    if len(items) > 1 and not roles_of(rest) <= SHARED:
         return [value]
     return [{**rest, **item} if isinstance(item, Mapping) else item for item in items]
 
@@ -63,14 +63,9 @@ def _is_one(value: Record) -> bool:
     return is_case(value) or any(normal(str(key)) in TURNS for key in value)
 
 
-def _roles(value: Record) -> set[str]:
-    """Return what the fields of an object stand for."""
-    return {role[0] for path, _ in entries(value) if (role := role_of(path)) is not None}
-
-
 def _says_object(value: Any) -> bool:
     """Return whether an item of a list is a record of its own, and not only part of one."""
-    return isinstance(value, Mapping) and (_is_one(value) or not _roles(value).isdisjoint(OBJECTS))
+    return isinstance(value, Mapping) and (_is_one(value) or not roles_of(value).isdisjoint(OBJECTS))
 
 
 def _is_list(value: Any) -> bool:
@@ -104,16 +99,16 @@ def _by_name(value: Record) -> list[Any]:
         return []
     if any(is_language(str(key)) or role_of((str(key),)) is not None for key in value):
         return []
-    if not all("prompt" in (roles := _roles(held)) and roles & OBJECTS for held in value.values()):
+    if not all("prompt" in (roles := roles_of(held)) and roles & OBJECTS for held in value.values()):
         return []
     records = [_about(str(key), held) for key, held in value.items()]
     alike = len({normal(str(key)) for key in value}) == 1 < len(value)
-    return records if alike or all("subject" in _roles(record) for record in records) else []
+    return records if alike or all("subject" in roles_of(record) for record in records) else []
 
 
 def _about(name: str, record: Record) -> Record:
     """Return a record with its name as its subject, where it has none and its prompt is about that name."""
-    if "subject" in _roles(record):
+    if "subject" in roles_of(record):
         return record
     prompts = [texts_of(held) for path, held in entries(record) if (role := role_of(path)) and role[0] == "prompt"]
     prompt = str(with_slot(next((text for texts in prompts for text in texts), "")))
@@ -137,7 +132,7 @@ def _from_columns(value: Record) -> list[dict[str, Any]]:
     columns = {key: rows for key, held in value.items() if (rows := _column(held)) is not None}
     roles = {key: role[0] for key in columns if (role := role_of((str(key),))) is not None}
     read = {*roles.values()}
-    if "target" not in read and "subject" not in _roles(value) - read:
+    if "target" not in read and "subject" not in roles_of(value) - read:
         roles = {key: role.replace("answer", "target") for key, role in roles.items()}
     lengths = {len(columns[key]) for key, role in roles.items() if role in ("subject", "prompt", "target")}
     if len(lengths) != 1 or not {"prompt", "target"} <= {*roles.values()}:

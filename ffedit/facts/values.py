@@ -46,6 +46,11 @@ def entries(record: Record, above: Path = ()) -> Iterator[tuple[Path, Any]]:
             yield path, value
 
 
+def roles_of(record: Record) -> set[str]:
+    """Return what the fields of a record stand for."""
+    return {role[0] for path, _ in entries(record) if (role := role_of(path)) is not None}
+
+
 def at(record: Record, path: str) -> Any:
     """Return the value at a dotted path; a number leads into a list. Raises FactError where it is missing."""
     if path in record:

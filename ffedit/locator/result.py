@@ -310,8 +310,8 @@ def site_of(trace: Trace | TraceSet, token: FactToken = "subject_last", allowed:
 def best_layer(trace: Trace | TraceSet, token: FactToken = "subject_last") -> int:
     """Return the layer of the largest effect at a token: the strongest single layer within the strongest window.
 
-    Neighbouring windows share layers and tie, so that the window's middle may be a layer without effect. At other tokens
-    than the subject's last, no single layers are measured, and it is the middle of the strongest window.
+    Neighbouring windows share layers and tie, so that the window's middle may be a layer without effect. At tokens
+    other than the subject's last no single layers are measured: there it is the middle of the strongest window.
     """
     effects = trace.effects_at(token)
     peak = int(np.nanargmax(effects))
