@@ -184,6 +184,7 @@ def fused_experts(layer: nn.Module) -> dict[str, list[int]]:
     """Return the parameters of a layer that hold a value matrix for each expert, with their shapes."""
     return {
         path: list(p.shape)
+        # By name, too: gates of a recurrence and filters may have three dimensions.
         for path, p in layer.named_parameters()
         if p.ndim == 3 and min(p.shape) > 1 and any(step in VALUE_ROLES for step in path.split("."))
     }

@@ -249,9 +249,10 @@ def _alike(one: str, other: str) -> bool:
 
 
 def turn(tokenizer: PreTrainedTokenizerBase, prompt: str, answer: str = "") -> tuple[str, str, int]:
-    """Put a prompt, and its answer, into the template; ModelError without a usable one, FactError if it changes them.
+    """Put a prompt, perhaps with its answer, into the template; FactError where the template changes the prompt.
 
-    Return the text up to the visible answer, the text with it, and the character offset of the prompt in both.
+    Return the text up to the visible answer, the text with it, and the character offset of the prompt in both. Raises
+    ModelError where there is no template or it cannot be used.
     """
     marked = _rendered(tokenizer, [MARK])
     if listed := MARK not in marked:  # a template of texts and pictures may take lists of parts alone
