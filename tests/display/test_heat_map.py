@@ -7,13 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 from rich.cells import cell_len
+from rich.console import Group
 from shown import shown, words
 from tracing import made
 
 from ffedit import Trace, TraceSet
 from ffedit.display.picture import RAMP, colour, pictures
 from ffedit.display.terminal.heat_map import heat_map
-from ffedit.display.terminal.layer_choice import layer_choice, why_layer
+from ffedit.display.terminal.layer_choice import layer_choice, reasons
 from ffedit.layer_choice.choose import Found
 from ffedit.layer_choice.published import AutoLayer, Published
 from ffedit.locator import site_of
@@ -286,16 +287,16 @@ def test_unknown_facts_are_set_aside() -> None:
 
 def test_the_rule_stands_before_the_trace() -> None:
     traces, usual = TraceSet((peaked(),)), AutoLayer(4, 18)
-    text = words(why_layer(Found(traces, 4, "usual", usual), "auto"))
+    text = words(Group(*reasons(Found(traces, 4, "usual", usual), "auto")))
     assert text.startswith("Layer 4: the usual quarter of 18 layers; `ffedit choose-layer` tries others.")
     assert "tracing alone would have chosen 2" in text
     row = Published("Tiny", "gpt2", 6, 8, 4, None, "a paper")
-    text = words(why_layer(Found(traces, 4, "published", AutoLayer(4, 6, row)), "auto"))
+    text = words(Group(*reasons(Found(traces, 4, "published", AutoLayer(4, 6, row)), "auto")))
     assert text.startswith("Layer 4: published for Tiny (a paper); `ffedit choose-layer` tries others.")
-    text = words(why_layer(Found(traces, 5, "usual", usual), "5-7"))
+    text = words(Group(*reasons(Found(traces, 5, "usual", usual), "5-7")))
     assert text.startswith("The trace shows no site at the subject's last token, so it chooses no layer.")
     assert "Layer 5: the allowed layer nearest to 4, the usual quarter of 18 layers" in text
-    text = words(why_layer(Found(traces, 2, "trace", usual), "trace"))
+    text = words(Group(*reasons(Found(traces, 2, "trace", usual), "trace")))
     assert text.startswith("Layer 2: recalled most") and "usual" not in text
 
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any
 
+from rich.console import Group
+
 import ffedit
 from ffedit.benchmark.estimate import estimate
 from ffedit.cli.destinations import Destinations
@@ -21,11 +23,10 @@ from ffedit.display.figures.plots import heat_maps
 from ffedit.display.figures.saving import figure_ready
 from ffedit.display.html.result import result_page
 from ffedit.display.terminal.heat_map import heat_map
-from ffedit.display.terminal.layer_choice import why_layer
+from ffedit.display.terminal.layer_choice import reasons
 from ffedit.display.terminal.messages import packing
 from ffedit.display.terminal.model_table import model_line, short_name
-from ffedit.display.terminal.outcome import outcome, worse
-from ffedit.display.terminal.plan import plan
+from ffedit.display.terminal.outcome import outcome, plan, worse
 from ffedit.display.terminal.scores import MOST_TOKENS, before_after, verdict_view, what_it_says
 from ffedit.display.terminal.tables import duration, ranges
 from ffedit.editor.edit import Edit, applied_edits
@@ -148,7 +149,7 @@ class Application:
             )
             if self.surface.verbose or found.by == "trace":
                 drawn = [] if found.traces is None else [heat_map(found.traces, found.layer)]
-                self.surface.show(*drawn, why_layer(found, self.layers))
+                self.surface.show(*drawn, Group(*reasons(found, self.layers)))
             choices.append(found)
             return found.layer
 

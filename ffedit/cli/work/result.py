@@ -16,7 +16,6 @@ from typing import Any
 from click import get_current_context
 
 from ffedit.display.terminal.layer_choice import reasons
-from ffedit.display.terminal.routing import plain
 from ffedit.editor.edit import Edit
 from ffedit.editor.provenance import value_searches, versions
 from ffedit.editor.recipe import recipe_of
@@ -54,7 +53,7 @@ def located(
         traces = [_trace(measurement.traces[i], measurement.traces[i].layer) for measurement in measured]
         rows.append({**_prompt(fact), "trace": traces[0], **({"traces": traces} if len(traces) > 1 else {})})
         if i < len(routes) and routes[i]:
-            rows[-1]["routing"] = _rounded(plain(routes[i]))
+            rows[-1]["routing"] = _routing(routes[i])
     if mapped is not None:
         rows[0]["site_map"] = {"axes": ["layer", "token"], **_rounded(mapped.to_dict())}
     averages = [{"axes": ["role", "layer"], **aggregate.to_dict()} for aggregate in aggregates]
@@ -212,6 +211,17 @@ def _trace(traced: Trace, layer: int) -> dict[str, Any]:
     """Return one fact's trace, with the layer that is edited."""
     about = {"layer": layer, "token": traced.subject_last, "axes": ["layer", "token"]}
     return {**about, **_rounded(traced.to_dict())}
+
+
+def _routing(found: Mapping[int, Routes]) -> dict[str, Any]:
+    """Return, by layer and expert, the `share` of contexts routed to it and the router's mean `weight` there."""
+    return {
+        str(layer): {
+            str(e): _rounded({"share": float(routes.shares[e]), "weight": float(routes.mean_weights[e])})
+            for e in routes.shares.nonzero()[:, 0].tolist()
+        }
+        for layer, routes in found.items()
+    }
 
 
 def _rounded(value: Any) -> Any:

@@ -17,10 +17,8 @@ from ffedit.cli.work.model import load_model
 from ffedit.cli.work.solving import config_of
 from ffedit.display.figures.plots import average_lines, heat_maps, site_maps
 from ffedit.display.figures.saving import save_figure
-from ffedit.display.terminal.heat_map import averages_table, heat_map
-from ffedit.display.terminal.layer_choice import layer_choice
-from ffedit.display.terminal.routing import routing_table
-from ffedit.display.terminal.site_map import site_map_view
+from ffedit.display.terminal.heat_map import averages_table, heat_map, site_map_view
+from ffedit.display.terminal.layer_choice import layer_choice, routing_table
 from ffedit.facts.fact import Fact
 from ffedit.facts.reading import LeftOutRecords
 from ffedit.inference.routing import subject_routes
