@@ -64,13 +64,8 @@ PANELS = {
 HELP = {"option_groups": {"*": [{"name": name, "options": list(options)} for name, options in PANELS.items()]}}
 
 
-def module_of(command: str) -> str:
-    """Return the name of a command's module and function."""
-    return command.replace("-", "_")
-
-
 class Lazy(click.RichGroup):
-    """The group of `COMMANDS`, each imported from the module of its name when it is called or listed."""
+    """The group of `COMMANDS`, each the function of a module of its name, imported when it is called or listed."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names of the commands in workflow order."""
@@ -80,7 +75,8 @@ class Lazy(click.RichGroup):
         """Import the module of a command and return the command."""
         if name not in COMMANDS:
             return None
-        command: click.Command = getattr(importlib.import_module(f"ffedit.cli.{module_of(name)}"), module_of(name))
+        own = name.replace("-", "_")
+        command: click.Command = getattr(importlib.import_module(f"ffedit.cli.{own}"), own)
         command.short_help = COMMANDS[name]
         return command
 

@@ -47,12 +47,10 @@ from ffedit.editor.names import method_names
 @click.option("--dry-run", is_flag=True, help="Show the steps and how long they take, and edit nothing.")
 @click.option("--strict", is_flag=True, help="Refuse an edit that breaks a guardrail; the default is to warn.")
 @options.html_option
-def apply(
-    solving: options.Solving, surface: Surface, dry_run: bool, html: Path | None, method: str, **given: Any
-) -> None:
+def apply(solving: options.Solving, surface: Surface, html: Path | None, **given: Any) -> None:
     """Write the facts of FACTS (files of any shape, a data set, or -) into a model."""
     paths = {name: given.pop(name) for name in ("out", "scratch", "save_recipe", "export_to", "hub", "force", "plot")}
     destinations = Destinations(json_to=surface.json_to, html=html, **paths)
     destinations.check()
     solving.check_text()
-    work.apply(surface, destinations, solving, method, dry_run, **given)
+    work.apply(surface=surface, destinations=destinations, solving=solving, **given)

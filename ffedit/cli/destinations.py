@@ -45,23 +45,17 @@ class Destinations:
             sweep(folder.absolute().parent, folder.name)
         for folder in folders:
             check_free(folder, self.force)
-        if self.out is not None and self.export_to is not None:
-            out, export_to = self.out.resolve(), self.export_to.resolve()
-            if out == export_to:
-                raise EditError(f"{self.out}: --out and --export are the same folder; name two")
-            if out in export_to.parents or export_to in out.parents:
-                raise EditError(f"{self.export_to}: --out and --export are one inside the other; name two apart")
         if self.plot is not None:
             check_plot(self.plot)
         named = (self.save_recipe, self.plot, self.html, self.json_to)
         files = [Path(file) for file in named if file is not None and str(file) != "-"]
-        for file, folder in product(files, folders):
-            if folder.resolve() == file.resolve():
-                raise EditError(f"{file}: is the name of a file and of a folder; name two")
-            if folder.resolve() in file.resolve().parents:
-                raise EditError(f"{file}: lies in {folder}, which is made anew; name a file outside it")
-        for one, other in combinations(files, 2):
-            if one.resolve() == other.resolve() and (one.is_file() or not one.exists()):  # a device takes any number
+        results = [*folders, *files]
+        for result, folder in product(results, folders):
+            if folder.resolve() in result.resolve().parents:
+                raise EditError(f"{result}: lies in {folder}, which is made anew; name a path outside it")
+        for one, other in combinations(results, 2):
+            device = one.exists() and not (one.is_file() or one.is_dir())  # which takes any number
+            if one.resolve() == other.resolve() and not device:
                 raise EditError(f"{one}: is the name of two results; name two")
 
     @property
@@ -80,10 +74,7 @@ class Destinations:
         return ", ".join(str(path) for path in paths if path not in (None, "-"))
 
     def saved(self, done: bool) -> list[str]:
-        """List the folders that were written, with the command that undoes an export; or say that none was.
-
-        Nothing is said here where no folder was named: then `next_step` does.
-        """
+        """List the folders that were written, with the command that undoes an export; `next_step` says if none was."""
         folders = [path for path in (self.kept, self.export_to) if path is not None]
         if not folders or not done:
             return ["not saved"] if folders else []

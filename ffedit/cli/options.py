@@ -161,28 +161,23 @@ class Solving:
         return {name: str(path) for name, path in paths.items() if path is not None}
 
 
-NUMBERS = all_of(
-    click.option(
+def number_options(command: Command) -> Command:
+    """Add `--preset`, `--set` and `--seed`; the command receives them, and those of `solving_options`, as `solving`."""
+
+    @click.option(
         "--preset",
         "preset_name",
         default="default",
         help="default, or paper: the settings for v* that were published with the method.",
-    ),
-    click.option(
+    )
+    @click.option(
         "--set",
         "settings",
         multiple=True,
         metavar="NAME=VALUE",
         help="Change a setting: value.steps=20, memit.ridge=0.01.",
-    ),
-    click.option("--seed", default=0, type=SEED),
-)
-
-
-def number_options(command: Command) -> Command:
-    """Add `--preset`, `--set` and `--seed`; the command receives them, and those of `solving_options`, as `solving`."""
-
-    @NUMBERS
+    )
+    @click.option("--seed", default=0, type=SEED)
     @functools.wraps(command)
     def wrapped(**kwargs: Any) -> Any:
         solving = Solving(**{field.name: kwargs.pop(field.name) for field in fields(Solving) if field.name in kwargs})

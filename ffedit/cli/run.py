@@ -36,14 +36,14 @@ EXPORT = "export"  # a folder, as of `apply`, or a list of the options of `expor
 @LOADING[CONSENT]
 @click.option("--quiet", "-q", is_flag=True, help="Show nothing but errors.")
 @click.pass_context
-def run(current: click.Context, /, recipe: Path, **flags: bool) -> None:
+def run(current: click.Context, /, recipe: Path, trust_remote_code: bool, **flags: bool) -> None:
     """Make the edit that RECIPE describes: a YAML file of the options of `apply`, and of the exports to make.
 
     `ffedit apply --save-recipe FILE` writes a recipe, `ffedit show --recipe` shows the recipe of an edit. Paths are
     relative to the working folder.
     """
     values, lines = read_recipe(recipe)
-    consent = ["--trust-remote-code"] if flags.pop(CONSENT) else []
+    consent = ["--trust-remote-code"] if trust_remote_code else []
     given = [name for name, is_set in flags.items() if is_set]
     values |= dict.fromkeys(given, True)
     exports = values.pop(EXPORT) if isinstance(values.get(EXPORT), list) else []
@@ -87,9 +87,10 @@ def read_recipe(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise EditError(f"{path}: cannot be read ({error})") from error
+    lines: dict[str, int] = {}
     try:
-        values, root = yaml.safe_load(text), yaml.compose(text, yaml.SafeLoader)
-        lines = _numbered(path, root)
+        values = yaml.safe_load(text)
+        _number(yaml.compose(text, yaml.SafeLoader), path, lines)
     except FFEditError:
         raise
     except yaml.MarkedYAMLError as error:
@@ -102,16 +103,21 @@ def read_recipe(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
     return values, lines
 
 
-def _numbered(path: Path, root: yaml.Node | None) -> dict[str, int]:
-    """Return the line of each value by its dotted name; EditError for a name that stands there twice."""
-    lines: dict[str, int] = {}
-    for name, number in _lines(root):
+def _number(node: yaml.Node | None, path: Path, lines: dict[str, int], prefix: str = "") -> None:
+    """Add the line of each value below a node by its dotted name; EditError for a name that stands there twice."""
+    items: list[tuple[Any, yaml.Node, yaml.Node]] = []
+    if isinstance(node, yaml.MappingNode):
+        items = [(key.value, key, value) for key, value in node.value]
+    elif isinstance(node, yaml.SequenceNode):
+        items = [(i, value, value) for i, value in enumerate(node.value)]
+    for own, start, value in items:
+        name, line = f"{prefix}{own}", start.start_mark.line + 1
         if name in lines:
-            raise EditError(f"{path}:{number}: {name} stands there twice, first in line {lines[name]}")
+            raise EditError(f"{path}:{line}: {name} stands there twice, first in line {lines[name]}")
         if len(lines) == MOST:
             raise EditError(f"{path}: has more than {MOST:,} values, counted as often as aliases repeat them")
-        lines[name] = number
-    return lines
+        lines[name] = line
+        _number(value, path, lines, f"{name}.")
 
 
 def _json(value: Any, where: str) -> str:
@@ -120,18 +126,6 @@ def _json(value: Any, where: str) -> str:
         return json.dumps(value)
     except TypeError as error:
         raise EditError(f"{where}: JSON has no such value ({error}); put it between quotation marks") from error
-
-
-def _lines(node: yaml.Node | None, prefix: str = "") -> Iterator[tuple[str, int]]:
-    """Yield the dotted name of each value below a node, and its line from 1."""
-    items: list[tuple[Any, yaml.Node, yaml.Node]] = []
-    if isinstance(node, yaml.MappingNode):
-        items = [(key.value, key, value) for key, value in node.value]
-    elif isinstance(node, yaml.SequenceNode):
-        items = [(i, value, value) for i, value in enumerate(node.value)]
-    for name, start, value in items:
-        yield f"{prefix}{name}", start.start_mark.line + 1
-        yield from _lines(value, f"{prefix}{name}.")
 
 
 def arguments(
@@ -160,7 +154,7 @@ def arguments(
         flag = option.opts[-1] if option.opts[-1].startswith("--") else option.opts[0]
         if isinstance(value, bool) != option.is_flag or (isinstance(value, dict | list) and not option.multiple):
             expected = "true or false" if option.is_flag else "one value"
-            raise EditError(f"{where}: {name} is {_shown(value)}; {expected} was expected")
+            raise EditError(f"{where}: {name} is {show(value)}; {expected} was expected")
         if option.is_flag:
             words += [flag] if value else []
         elif isinstance(value, dict):
@@ -186,11 +180,6 @@ def _word(value: Any, where: str) -> str:
     if b"\0" in encoded:
         raise EditError(f"{where} is {show(word)}, which holds a NUL character; another value was expected")
     return word
-
-
-def _shown(value: Any) -> str:
-    shown = repr(value)
-    return shown if len(shown) <= 100 else show(value)
 
 
 def _name(option: click.Option) -> str:

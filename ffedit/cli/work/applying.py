@@ -51,26 +51,15 @@ from ffedit.safety.guardrails import Breach, breaches, refusal, warnings
 from ffedit.safety.require import Requirement, not_taken, unmet
 
 
-def apply(
-    surface: Surface,
-    destinations: Destinations,
-    solving: Solving,
-    method: str,
-    dry_run: bool,
-    **given: Any,
-) -> None:
+def apply(dry_run: bool, **given: Any) -> None:
     """Write facts into a model, or with `dry_run` show the steps and how long they take."""
-    application = Application(surface, destinations, solving, method, **given)
+    application = Application(**given)
     application.plan() if dry_run else application.run()
 
 
 @dataclass
 class Application:
-    """Facts to write into a model, and what is to come of it: the values of the options of `apply`.
-
-    The model is loaded when an instance is made, which refuses what the model cannot be asked before the long
-    computation.
-    """
+    """The values of the options of `apply`; made, it has loaded the model and refused what that cannot be asked."""
 
     surface: Surface
     destinations: Destinations
@@ -93,7 +82,8 @@ class Application:
         self.ends = {"start": perf_counter()}  # seconds at which the start and then each stage ended
         self.group = join(self.surface)
         self.editable: Editable = load_model(self.model, self.surface, show=self.surface.verbose)
-        check_base(self.destinations, self.editable)
+        if self.destinations.is_gguf:
+            source_file(self.editable.name, self.editable)  # raises EditError for a model that is not of one
         self.allowed = parse_layers(self.layers, len(self.editable.layers), ("auto", "trace"))
         questions(self.editable, facts, facts)
         _tell_long_objects(self.surface, self.editable, facts)
@@ -130,10 +120,7 @@ class Application:
             self._finish(found, edit, measured, report)
 
     def _locate(self, progress: Progress) -> tuple[Found | None, int]:
-        """Find the layer to edit and show why; what was found is known in the first process only.
-
-        Where the fact is recalled is traced if that decides or is shown: on a large model it takes half a minute.
-        """
+        """Find the layer to edit and show why; what was found is known in the first process only."""
         choices: list[Found] = []
 
         def find() -> int:
@@ -145,7 +132,7 @@ class Application:
                 self.method,
                 self.config,
                 progress,
-                show_trace=self._show_trace,
+                self._show_trace,  # half a minute on a large model
             )
             if self.surface.verbose or found.by == "trace":
                 drawn = [] if found.traces is None else [heat_map(found.traces, found.layer)]
@@ -238,12 +225,6 @@ def _tell_long_objects(surface: Surface, editable: Editable, facts: Sequence[Fac
 
 
 # What is written -----------------------------------------------------------------------------------
-
-
-def check_base(destinations: Destinations, editable: Editable) -> None:
-    """Check that a GGUF file can be made, if one was asked for. Raises EditError for a model that is not of one."""
-    if destinations.is_gguf:
-        source_file(editable.name, editable)
 
 
 @contextmanager

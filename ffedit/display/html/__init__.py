@@ -7,7 +7,6 @@ invisible characters are shown by their code point.
 from __future__ import annotations
 
 import functools
-from pathlib import Path
 from typing import Any
 
 import jinja2
@@ -17,7 +16,6 @@ from ffedit.display.picture import NEGATIVE, RAMP, shade
 from ffedit.display.terminal.memories import placed, tenths
 from ffedit.display.terminal.tables import share
 from ffedit.facts.text import change, counted, number, visible
-from ffedit.files.atomic import write_text
 from ffedit.inspector.edit_view import EditView
 from ffedit.inspector.memory_view import MemoryView
 from ffedit.inspector.prompt_view import PromptView
@@ -30,11 +28,6 @@ MOST = 160
 def page(view: View, before: PromptView | None = None) -> str:
     """Render a view of a prompt, an edit or a memory; `before` is a prompt measured without the edit."""
     return render("inspect.html", kind=KINDS[type(view)], view=view, before=before)
-
-
-def save_page(target: Path, view: View, before: PromptView | None = None) -> None:
-    """Write a page atomically; EditError where it cannot be written."""
-    write_text(target, page(view, before))
 
 
 def render(template: str, **values: Any) -> str:
