@@ -27,7 +27,7 @@ from ffedit.display.terminal.messages import shipped
 from ffedit.display.terminal.model_table import memory_table, model_line
 from ffedit.display.terminal.scores import before_after, headline_table, verdict_view, what_it_says
 from ffedit.display.terminal.show import edit_view
-from ffedit.display.terminal.tables import named_values
+from ffedit.display.terminal.tables import named_values, spaced
 from ffedit.editor.edit import Edit
 from ffedit.evaluator import Explanation, Report
 from ffedit.exporter import Exported
@@ -104,7 +104,7 @@ def _model(editable: Editable) -> RenderableType:
 
 
 def _report(report: Report) -> RenderableType:
-    return Group(before_after(report), Text(""), what_it_says(report), Text(""), verdict_view(report) or Text(""))
+    return spaced(before_after(report), what_it_says(report), verdict_view(report) or Text(""))
 
 
 VIEWS: Mapping[type, Callable[[Any], RenderableType]] = {

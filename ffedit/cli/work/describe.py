@@ -18,7 +18,8 @@ from ffedit.cli.work.result import examined
 from ffedit.display.html import page
 from ffedit.display.terminal.memories import compared, edited_view, memory_view, prompt_view
 from ffedit.display.terminal.model_table import environment, memory_table
-from ffedit.display.terminal.show import edit_json, edit_view, edits_in
+from ffedit.display.terminal.show import edit_json, edit_view
+from ffedit.editor.edit_files import EDITS, embedded
 from ffedit.editor.methods import METHODS
 from ffedit.editor.recipe import recipe_of, to_yaml
 from ffedit.evaluator.metrics import METRICS
@@ -54,7 +55,8 @@ def doctor(model: ModelOptions, surface: Surface) -> None:
 
 def show(edit_from: Path, recipe: bool, surface: Surface) -> None:
     """Show an edit, or the edits in a checkpoint, in order; or only the recipe from which it is made again."""
-    edits = edits_in(edit_from)
+    folders = embedded(edit_from) if (edit_from / EDITS).is_dir() else [edit_from]
+    edits = [(folder, ffedit.Edit.load(folder)) for folder in folders]
     if recipe:
         click.echo("---\n".join(to_yaml(recipe_of(edit), edit) for _, edit in edits), nl=False)
         return

@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Column
 from rich.text import Text
 
-from ffedit.display.terminal.tables import first_names, named_values, notes, plain_table, share
+from ffedit.display.terminal.tables import first_names, named_values, notes, plain_table, right, share, spaced
 from ffedit.exporter.diff import Change, Diff
 from ffedit.facts.text import counted
 
@@ -18,14 +18,14 @@ MOST_CHANGES = 40
 
 def diff_view(diff: Diff) -> Group:
     """Render the differences between two checkpoints, or say that there are none."""
-    heading = Text(f"{diff.base} → {diff.edited}\n", style="bold")
     recast = f", {len(diff.retyped)} the same but for the dtype" if diff.retyped else ""
     summary = f"{counted(len(diff.changes), 'tensor')} changed{recast}, {diff.same} the same."
     if diff.identical:
         summary = f"No difference: all {counted(diff.same, 'tensor')} are the same."
-    lines: list[RenderableType] = [heading, Text(summary)]
+    heading = Text(f"{diff.base} → {diff.edited}", style="bold")
+    sections: list[RenderableType] = [heading, Text(summary)]
     if diff.changes:
-        lines += [Text(""), _changes(diff.changes)]
+        sections.append(_changes(diff.changes))
     kinds = Counter(name.rpartition(": ")[2] for name in diff.retyped)
     lists = {
         "missing": diff.missing,
@@ -34,13 +34,12 @@ def diff_view(diff: Diff) -> Group:
         "other dtype": [f"{counted(many, 'tensor')} {kind}" for kind, many in kinds.items()],
     }
     if differences := [(name, first_names(names)) for name, names in lists.items() if names]:
-        lines += [Text(""), named_values(*differences)]
-    return Group(*lines)
+        sections.append(named_values(*differences))
+    return spaced(*sections)
 
 
 def _changes(changes: Sequence[Change]) -> RenderableType:
-    headings = ("shape", "dtype", "rank", "‖Δ‖", "‖Δ‖ / ‖W‖", "changed")
-    numbers = (Column(heading, justify="right", no_wrap=True) for heading in headings)
+    numbers = right("shape", "dtype", "rank", "‖Δ‖", "‖Δ‖ / ‖W‖", "changed")
     table = plain_table(Column("tensor", overflow="fold", min_width=16), *numbers)
     shown = sorted(changes, key=lambda change: -change.norm_ratio)[:MOST_CHANGES]
     for change in shown:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rich.console import Group, RenderableType
+from rich.console import RenderableType
 from rich.table import Column, Table
 from rich.text import Text
 
-from ffedit.display.terminal.tables import plain_table, with_more
+from ffedit.display.terminal.tables import folded, plain_table, spaced, with_more
 from ffedit.evaluator import Explanation, WrongAnswer
 from ffedit.facts.text import counted, number, quoted
 
@@ -27,27 +27,21 @@ def explanation_view(explanation: Explanation) -> RenderableType:
     wrong, asked = explanation.wrong, sum(explanation.asked.values())
     if not wrong:
         return Text(f"Nothing to explain: of {counted(asked, 'answer')}, the edit got none wrong.")
-    parts: list[RenderableType] = [Text(f"The edit got {len(wrong)} of {counted(asked, 'answer')} wrong.")]
-    parts += [Text(""), _counts(explanation)]
-    if explained := [answer for answer in wrong if answer.failed is not None]:
-        parts += [Text(""), with_more(_answers(explained[:MOST_WRONG]), len(explained) - MOST_WRONG)]
-    if others := [answer for answer in wrong if answer.failed is None]:
-        lines = [f"not explained: {quoted(answer.prompt, 60)}: {answer.reason}" for answer in others[:MOST_WRONG]]
-        parts += [Text(""), with_more(Text("\n".join(lines)), len(others) - MOST_WRONG)]
-    return Group(*parts)
-
-
-def _counts(explanation: Explanation) -> Table:
     names = ("asked", "wrong", "key", "value")
     table = plain_table("score", *(Column(name, justify="right") for name in names))
     for score, counts in explanation.counts.items():
         table.add_row(score, *(str(counts[name]) for name in names))
-    return table
+    parts: list[RenderableType] = [Text(f"The edit got {len(wrong)} of {counted(asked, 'answer')} wrong."), table]
+    if explained := [answer for answer in wrong if answer.failed is not None]:
+        parts.append(with_more(_answers(explained[:MOST_WRONG]), len(explained) - MOST_WRONG))
+    if others := [answer for answer in wrong if answer.failed is None]:
+        lines = [f"not explained: {quoted(answer.prompt, 60)}: {answer.reason}" for answer in others[:MOST_WRONG]]
+        parts.append(with_more(Text("\n".join(lines)), len(others) - MOST_WRONG))
+    return spaced(*parts)
 
 
 def _answers(wrong: Sequence[WrongAnswer]) -> Table:
-    headings = ("prompt", "answer", "it says", "with δ alone", "uᵀk")
-    table = plain_table("failed", *(Column(heading, overflow="fold") for heading in headings))
+    table = plain_table("failed", *folded("prompt", "answer", "it says", "with δ alone", "uᵀk"))
     for answer in wrong:
         forced = "" if answer.forced is None else answer.forced or "(nothing)"
         cells = (answer.prompt, answer.answer, answer.says or "(nothing)", forced, _reach(answer))

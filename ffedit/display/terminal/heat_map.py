@@ -14,12 +14,11 @@ import numpy as np
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.style import Style
-from rich.table import Column
 from rich.text import Text
 
 from ffedit.algebra.bootstrap import Interval
 from ffedit.display.picture import NEGATIVE, Picture, Row, colour, pictures, restored, runs, site_pictures
-from ffedit.display.terminal.tables import plain_table, ranges
+from ffedit.display.terminal.tables import left, plain_table, ranges, right
 from ffedit.facts.text import counted, number, quoted, token, visible
 from ffedit.layer_choice.site_map import SiteMap
 from ffedit.locator import Trace, TraceSet
@@ -194,8 +193,7 @@ def _table(mapped: SiteMap, trace: Trace | None, layer: int) -> RenderableType:
         "others": mapped.leak,
         "95th": mapped.leak_high,
     }
-    heading = Column(f"layer {layer}", no_wrap=True)
-    table = plain_table(heading, *(Column(name, justify="right", no_wrap=True) for name in measured), "most hit")
+    table = plain_table(*left(f"layer {layer}"), *right(*measured), "most hit")
     for position in range(*mapped.subject):
         values = [float(of[layer, position]) for of in measured.values()]
         cells = ["–" if np.isnan(value) else number(value) for value in values]

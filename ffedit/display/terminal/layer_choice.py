@@ -6,11 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 from rich.console import Group, RenderableType
-from rich.table import Column
 from rich.text import Text
 
 from ffedit.display.picture import PARTS, UNITS
-from ffedit.display.terminal.tables import plain_table
+from ffedit.display.terminal.tables import folded, left, plain_table, right
 from ffedit.facts.fact import Fact, show
 from ffedit.facts.text import counted, number, quoted
 from ffedit.inference.routing import Routes
@@ -178,7 +177,7 @@ def routing_table(facts: Sequence[Fact], found: Sequence[Mapping[int, Routes]], 
     at = max((mixture for mixture in (found[0] if found else {}) if mixture <= layer), default=None)
     if at is None:
         return None
-    table = plain_table(*(Column(heading, overflow="fold") for heading in ("subject", f"experts of layer {at}")))
+    table = plain_table(*folded("subject", f"experts of layer {at}"))
     count = len(found[0][at].weights)
     for fact, routes in zip(facts, found, strict=True):
         shares, weights = routes[at].shares, routes[at].mean_weights
@@ -196,8 +195,7 @@ def routing_table(facts: Sequence[Fact], found: Sequence[Mapping[int, Routes]], 
 def trial_edits(choice: LayerChoice) -> RenderableType:
     """Render the layers that were tried by edits, one row each, and say in words which one is chosen."""
     fields, choices = ["layer", *RATES, "score"], {"auto": choice.auto.layer, "edits": choice.layer}
-    columns = (Column(name, justify="right", no_wrap=True) for name in fields)
-    table = plain_table(*columns, Column("choice of", no_wrap=True))
+    table = plain_table(*right(*fields), *left("choice of"))
     for row in choice.rows:
         marks = [name for name, layer in choices.items() if layer == row.layer]
         values = [getattr(row, name) for name in fields[1:]]

@@ -12,7 +12,7 @@ from rich.console import Group, RenderableType
 from rich.table import Column, Table
 from rich.text import Text
 
-from ffedit.display.terminal.tables import named_values, notes, plain_table, share
+from ffedit.display.terminal.tables import folded, left, named_values, notes, plain_table, right, share, spaced
 from ffedit.facts.text import counted, number, quoted, token
 from ffedit.inspector.edit_view import AddedMemory, EditView, LayerChange, Passage
 from ffedit.inspector.memory_view import MemoryView
@@ -30,21 +30,6 @@ def bar(part: float) -> Text:
     """Render a share of 0 to 1 as a bar, of at least one cell where the share rounds to 1% or more."""
     filled = min(BAR_CELLS, max(round(part * BAR_CELLS), int(part >= 0.005)))
     return Text(("█" * filled).ljust(BAR_CELLS), style="cyan")
-
-
-def left(*headings: str) -> list[Column]:
-    """Return columns of text that does not wrap."""
-    return [Column(heading, no_wrap=True) for heading in headings]
-
-
-def right(*headings: str) -> list[Column]:
-    """Return columns of numbers, or of numbered layers."""
-    return [Column(heading, justify="right", no_wrap=True) for heading in headings]
-
-
-def spaced(*sections: RenderableType) -> Group:
-    """Render sections with an empty line between two."""
-    return Group(*[line for section in sections for line in (section, Text(""))][:-1])
 
 
 def predictions(distributions: dict[str, Distribution]) -> Table:
@@ -181,7 +166,7 @@ def readings(view: PromptView) -> Group:
 
 def experts(view: PromptView) -> Group:
     """Render the experts that the last token is routed to, one line per mixture layer."""
-    table = plain_table(*right("layer"), Column("experts", overflow="fold"))
+    table = plain_table(*right("layer"), *folded("experts"))
     for layer in view.layers:
         if layer.experts:
             shown = (

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import torch
 from rich.console import Group
-from rich.table import Column, Table
+from rich.table import Table
 from rich.text import Text
 
-from ffedit.display.terminal.tables import named_values, plain_table, ranges
+from ffedit.display.terminal.tables import folded, left, named_values, plain_table, ranges, spaced
 from ffedit.editor.provenance import versions
 from ffedit.facts.text import counted
 from ffedit.files import cache
@@ -46,8 +46,7 @@ def memory_table(editable: Editable) -> Group:
     alike: dict[tuple[str, ...], list[Address]] = {}
     for address, memory in sorted(editable.memories.items()):
         alike.setdefault(_description(memory), []).append(address)
-    headings = ("value matrix", "shape", "stored", "dtype", "bias", "edit")
-    table = plain_table(Column("layers", no_wrap=True), *(Column(heading, overflow="fold") for heading in headings))
+    table = plain_table(*left("layers"), *folded("value matrix", "shape", "stored", "dtype", "bias", "edit"))
     for description, addresses in alike.items():
         layers = ranges(address.layer for address in addresses)
         if experts := {address.expert for address in addresses if address.expert is not None}:
@@ -71,7 +70,7 @@ def memory_table(editable: Editable) -> Group:
         ("probe", f"W k + b is the observed output{within}"),
         ("memory", f"{_bytes(weights)} of weights, {_bytes(moments)} more to edit (moments of the keys)"),
     )
-    return Group(table, Text(""), about)
+    return spaced(table, about)
 
 
 def environment() -> Table:

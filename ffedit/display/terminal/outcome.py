@@ -12,7 +12,7 @@ from rich.table import Column
 from rich.text import Text
 
 from ffedit.benchmark.estimate import Estimate
-from ffedit.display.terminal.tables import duration, plain_table, with_more
+from ffedit.display.terminal.tables import duration, folded, plain_table, spaced, with_more
 from ffedit.evaluator import FactScores, Report
 from ffedit.evaluator.scores import Continuation
 from ffedit.evaluator.verdict import BREAKING, BREAKS, knew_previous, took
@@ -68,7 +68,7 @@ def worse(report: Report) -> RenderableType | None:
     wrong = {(kind, b.prompt): (b, a) for kind, (b, a) in both if b.right and not a.right}
     if not wrong:
         return None
-    table = plain_table(*(Column(name, overflow="fold") for name in ("changed for the worse", "before", "after", "")))
+    table = plain_table(*folded("changed for the worse", "before", "after", ""))
     for before, after in list(wrong.values())[:MOST_ROWS]:
         said = (Text(side.says or "(nothing)") for side in (before, after))
         table.add_row(Text(before.prompt), *said, Text(KINDS[before.score], style="dim"))
@@ -144,7 +144,7 @@ def _lost(sides: Sequence[tuple[Continuation, Continuation]]) -> int:
 
 def plan(estimate: Estimate, written: str) -> RenderableType:
     """Render the stages of an edit with their seconds; `written` lists the files and folders that it would write."""
-    table = plain_table("stage", Column("step", overflow="fold"), Column("about", justify="right"))
+    table = plain_table("stage", *folded("step"), Column("about", justify="right"))
     for stage in estimate.stages:
         table.add_row(stage.name, stage.words, duration(stage.seconds))
     table.add_row("", "in all", duration(estimate.seconds), style="bold")
@@ -155,4 +155,4 @@ def plan(estimate: Estimate, written: str) -> RenderableType:
         f"Written: {written}." if written else "Nothing is written: there is neither --out nor --export.",
         f"Estimated from passes that were timed here: {estimate.tokens_per_second:,.0f} tokens a second.",
     ]
-    return Group(table, Text(""), Text("\n".join(lines)))
+    return spaced(table, Text("\n".join(lines)))

@@ -16,7 +16,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from ffedit.algebra.bootstrap import Interval
-from ffedit.display.terminal.tables import Fitting, plain_table, ranges, with_more
+from ffedit.display.terminal.tables import Fitting, folded, left, plain_table, ranges, right, with_more
 from ffedit.editor.checks import in_reach
 from ffedit.editor.edit import Edit
 from ffedit.editor.methods import METHODS
@@ -51,11 +51,9 @@ def _headline(report: Report, beside: Collection[str]) -> Table:
     """Render the table of `before_after` with the columns that `beside` names beside the scores."""
     both = [scores for scores in (report.before, report.after) if scores is not None]
     sure, counts = len(both) == 2 and len(report.facts_before) >= ENOUGH, _prompts(report)
-    extra = {
-        "prompts": Column("prompts", justify="right", no_wrap=True),
-        "meaning": Column("", style="dim", max_width=MEANING),
-    }
-    shown = [name for name in extra if name in beside and not (sure and name == "meaning")]
+    (prompts,), meaning = right("prompts"), Column("", style="dim", max_width=MEANING)
+    extra = {"prompts": prompts} | ({} if sure else {"meaning": meaning})
+    shown = [name for name in extra if name in beside]
     table = _table(report, False, *(extra[name] for name in shown), direction="direction" in beside)
     for name in dict.fromkeys((*headline_scores(), *report.verdict.damage)):
         if _measured(report, name):
@@ -112,8 +110,7 @@ def all_scores(report: Report) -> Table:
 def headline_table(rows: Sequence[Sequence[str]]) -> Table:
     """Render the headline figures of a benchmark, a column for each method; the first row has the headings."""
     (first, *methods), *figures = rows
-    numbers = (Column(name, justify="right", no_wrap=True) for name in methods)
-    table = plain_table(Column(first, no_wrap=True), *numbers)
+    table = plain_table(*left(first), *right(*methods))
     for row in figures:
         table.add_row(*row)
     return table
@@ -121,9 +118,8 @@ def headline_table(rows: Sequence[Sequence[str]]) -> Table:
 
 def _table(report: Report, wide: bool, *more: Column, direction: bool = True) -> Table:
     measured = ("before", "after", "change") if report.after is not None else ("now",)
-    columns = (Column(name, justify="left" if wide else "right", no_wrap=not wide) for name in measured)
     should = [Column("should", style="dim", no_wrap=True)] if direction else []
-    return plain_table(Column("score", no_wrap=True), *should, *columns, *more)
+    return plain_table(*left("score"), *should, *(measured if wide else right(*measured)), *more)
 
 
 def _captioned(table: Table, lines: Sequence[str]) -> Table:
@@ -198,7 +194,7 @@ def what_it_says(report: Report) -> RenderableType:
 def sayings(prompts: Sequence[str], before: Sequence[str], after: Sequence[str] | None = None) -> RenderableType:
     """Render the first completions, side by side with those of an edited model where there are any."""
     headings = ("prompt", "it says") if after is None else ("prompt", "before", "after")
-    table = plain_table(*(Column(heading, overflow="fold") for heading in headings))
+    table = plain_table(*folded(*headings))
     for i, prompt in enumerate(prompts[:MOST_SAYINGS]):
         cells = [Text(prompt), Text(before[i] or "(nothing)")]
         if after is not None:

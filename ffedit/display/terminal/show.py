@@ -11,21 +11,14 @@ from rich.console import Group, RenderableType
 from rich.table import Column, Table
 from rich.text import Text
 
-from ffedit.display.terminal.tables import first_names, named_values, plain_table, ranges, with_more
+from ffedit.display.terminal.tables import first_names, folded, named_values, plain_table, ranges, right, with_more
 from ffedit.editor.config import dotted
 from ffedit.editor.edit import Edit
-from ffedit.editor.edit_files import EDITS, embedded
 from ffedit.facts.text import counted, number
 from ffedit.loading.names import in_words
 
 MOST_FACTS = 20
 NOT_MEASURED = "not measured"
-
-
-def edits_in(path: Path) -> list[tuple[Path, Edit]]:
-    """Read the edit in a folder, or those in a checkpoint, oldest first. Raises EditError for none or a damaged one."""
-    folders = embedded(path) if (path / EDITS).is_dir() else [path]
-    return [(folder, Edit.load(folder)) for folder in folders]
 
 
 def edit_json(edit: Edit, path: Path) -> dict[str, Any]:
@@ -59,8 +52,7 @@ def edit_view(edit: Edit, path: Path | None = None) -> Group:
 
 def _facts(edit: Edit) -> RenderableType:
     """Render the first facts, old and new object and what the model said, and the number of the others."""
-    headings = ("prompt", "old object", "new object", "said before", "said after")
-    table = plain_table(*(Column(heading, overflow="fold") for heading in headings))
+    table = plain_table(*folded("prompt", "old object", "new object", "said before", "said after"))
     for fact, said in islice(zip(edit.facts, edit.says, strict=True), MOST_FACTS):
         measured = (Text(NOT_MEASURED, style="dim") if text is None else Text(text) for text in said)
         table.add_row(*(Text(cell or "") for cell in (fact.text, fact.previous, fact.target)), *measured)
@@ -136,8 +128,7 @@ def _guarantee(layer: Mapping[str, Any]) -> str:
 
 def _scores(scores: Mapping[str, Any]) -> Table:
     sides = {side: scores[side] for side in ("before", "after") if scores.get(side) is not None}
-    numbers = (Column(side, justify="right", no_wrap=True) for side in sides)
-    table = plain_table(Column("score", no_wrap=True), *numbers)
+    table = plain_table(Column("score", no_wrap=True), *right(*sides))
     for name in scores["before"]:
         values = ["" if side[name] is None else number(side[name]) for side in sides.values()]
         if any(values):

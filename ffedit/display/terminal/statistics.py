@@ -6,11 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from rich.console import Group
-from rich.table import Column
 from rich.text import Text
 
 from ffedit.algebra.key_moments import CONVERGED, LONGEST, KeyMoments
-from ffedit.display.terminal.tables import notes, plain_table
+from ffedit.display.terminal.tables import folded, left, notes, plain_table, right, spaced
 from ffedit.editor.statistics_files import file_name
 from ffedit.files import cache
 from ffedit.inference.corpus import Corpus
@@ -28,8 +27,7 @@ def moments_table(stats: Mapping[Address, KeyMoments], note: str, folder: Path |
     """
     sparse = any(moments.keys + moments.left_out < moments.count for moments in stats.values())
     headings = ("tokens", *(["reached it"] if sparse else []), "convergence", "ridge", "sinks", "condition", "seconds")
-    numbers = (Column(heading, justify="right", no_wrap=True) for heading in headings)
-    table = plain_table(Column("layer", no_wrap=True), *numbers, Column("kept in", overflow="fold"))
+    table = plain_table(*left("layer"), *right(*headings), *folded("kept in"))
     for address, moments in stats.items():
         few, unsettled = moments.keys < len(moments.sum), (moments.convergence or 0.0) > CONVERGED
         table.add_row(
@@ -53,7 +51,7 @@ def moments_table(stats: Mapping[Address, KeyMoments], note: str, folder: Path |
         "Text: " + "; ".join(dict.fromkeys(moments.source for moments in stats.values())),
         *([note] if note else []),
     ]
-    return Group(table, Text(""), notes(lines))
+    return spaced(table, notes(lines))
 
 
 def shortage(stats: Mapping[Address, KeyMoments], corpus: Corpus, tolerance: float | None) -> Text | None:

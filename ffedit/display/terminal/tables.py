@@ -22,6 +22,26 @@ def plain_table(*columns: Column | str) -> Table:
     )
 
 
+def left(*headings: str) -> list[Column]:
+    """Return columns of text that does not wrap."""
+    return [Column(heading, no_wrap=True) for heading in headings]
+
+
+def right(*headings: str) -> list[Column]:
+    """Return columns of numbers, or of numbered layers."""
+    return [Column(heading, justify="right", no_wrap=True) for heading in headings]
+
+
+def folded(*headings: str) -> list[Column]:
+    """Return columns of text that is broken anywhere."""
+    return [Column(heading, overflow="fold") for heading in headings]
+
+
+def spaced(*sections: RenderableType) -> Group:
+    """Render sections with an empty line between two."""
+    return Group(*[line for section in sections for line in (section, Text(""))][:-1])
+
+
 @dataclass(frozen=True)
 class Fitting:
     """Renders the first of some tables that is not too wide for the terminal, or the last of them."""
