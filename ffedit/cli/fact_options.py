@@ -26,10 +26,7 @@ class Reading:
     skip_bad: bool
 
     def sift(self, sources: str | Sequence[str], surface: Surface, **use: Any) -> Sifted:
-        """Read the sources as `sift_facts` does, and say what was left out and not read.
-
-        Raises FactError for a record that cannot be used, unless such records are skipped.
-        """
+        """Read the sources, and note what was left out. Raises FactError for a bad record unless these are skipped."""
         sifted = sift_facts(sources, fields=self.fields, language=self.language, **use)
         if not self.skip_bad:
             sifted.whole()
@@ -74,10 +71,7 @@ def reading_options(command: Command) -> Command:
 
 
 def fact_options(command: Command) -> Command:
-    """Add FACTS, how they are read, `--subject`, `--prompt`, `--target` and `--previous`.
-
-    The command receives `facts`, and where records were skipped, these by kind as `left_out`.
-    """
+    """Add FACTS or a fact in words; the command receives `facts`, and the records skipped by kind as `left_out`."""
     needs_target = command.__name__ != "locate"
 
     @click.argument("sources", nargs=-1, metavar="[FACTS]...")
@@ -98,8 +92,9 @@ def fact_options(command: Command) -> Command:
         **kwargs: Any,
     ) -> Any:
         if (not sources) == (subject is None and prompt is None):
-            choices = "FACTS (files, a data set, or - for standard input) or --subject and --prompt"
-            raise click.UsageError(f"give either {choices}")
+            raise click.UsageError(
+                "give either FACTS (files, a data set, or - for standard input) or --subject and --prompt"
+            )
         if not sources:
             if subject is None or prompt is None or (target is None and needs_target):
                 raise click.UsageError("--subject, --prompt and --target belong together")

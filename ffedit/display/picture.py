@@ -47,19 +47,12 @@ TELLING = 0.05
 
 @dataclass(frozen=True, eq=False)
 class Row:
-    """A row of the heat map: a token, a role, or a run of tokens.
-
-    Attributes:
-        label: beside the row.
-        effects: indirect effects, [layers], in units of the picture's metric; NaN where nothing was restored.
-        subject: True if the row belongs to the subject.
-        run: True if the row stands for several tokens, each effect being the largest among them.
-    """
+    """A row of the heat map: a token, a role, or a run of tokens."""
 
     label: str
-    effects: Effects
-    subject: bool
-    run: bool = False
+    effects: Effects  # indirect, [layers], in units of the picture's metric; NaN where nothing was restored
+    subject: bool  # of the subject
+    run: bool = False  # of several tokens, each effect being the largest among them
 
     @property
     def most(self) -> float:
@@ -69,17 +62,13 @@ class Row:
 
 @dataclass(frozen=True, eq=False)
 class Picture:
-    """Rows from top to bottom, the lines of the title, and the marked layer of one heat map.
-
-    `depth` is the number of layers, `metric` the quantity that the effects are differences of, or the share that a site
-    map shows instead.
-    """
+    """One heat map: its rows from top to bottom, and what is said and marked in it."""
 
     rows: tuple[Row, ...]
-    title: tuple[str, ...]
-    layer: int
-    depth: int
-    metric: Metric | Share
+    title: tuple[str, ...]  # lines
+    layer: int  # the one to mark
+    depth: int  # number of layers
+    metric: Metric | Share  # the effects are differences of it, or in a site map the share itself
 
     @property
     def step(self) -> int:
@@ -115,12 +104,11 @@ class Picture:
 def pictures(
     measured: Sequence[Trace | TraceSet], layer: int | None = None, most_rows: int = MOST_ROWS
 ) -> list[Picture]:
-    """Arrange measurements to be seen together: those of the same tokens keep the same rows.
+    """Arrange measurements, those of the same tokens with the same rows; several facts by the role of a token.
 
-    Several facts are averaged by the role of a token. `layer` is marked, by default each measurement's choice; of a
-    prompt, at most `most_rows` tokens have a row of their own.
+    `layer` is marked, by default each measurement's choice; at most `most_rows` tokens have a row of their own.
     """
-    averaged = [m.averaged.traces if isinstance(m, TraceSet) else (m,) for m in measured]
+    averaged = [averaged_traces(m) for m in measured]
     arranged = []
     for both, traces in zip(measured, averaged, strict=True):
         first = traces[0]
@@ -142,10 +130,7 @@ def pictures(
 def site_pictures(
     mapped: SiteMap, trace: Trace | None = None, layer: int | None = None, most_rows: int = MOST_ROWS
 ) -> list[Picture]:
-    """Arrange reach and leak to look-alikes; beside the trace of the same prompt they keep its rows.
-
-    `layer` is marked, by default the one that leaks least.
-    """
+    """Arrange reach and leak to look-alikes, with the rows of a `trace`; `layer` is marked, or that of least leak."""
     kept = set(range(*mapped.subject)) if trace is None else _kept([trace], most_rows)
     marked, depth = mapped.least[0] if layer is None else layer, len(mapped.reach)
     shares: tuple[tuple[Share, Effects, str, str], ...] = (
@@ -156,6 +141,11 @@ def site_pictures(
         Picture(tuple(_tokens(mapped, values, kept)), (title, under, "Empty: not measured"), marked, depth, share)
         for share, values, title, under in shares
     ]
+
+
+def averaged_traces(measured: Trace | TraceSet) -> tuple[Trace, ...]:
+    """Return the traces over which averages are taken."""
+    return measured.averaged.traces if isinstance(measured, TraceSet) else (measured,)
 
 
 def restored(measured: Trace | Aggregate) -> str:
@@ -197,10 +187,7 @@ def runs(metric: Metric, answer: str, clean: float, corrupted: float) -> str:
 
 
 def _kept(traces: Sequence[Trace], most: int) -> set[int]:
-    """Choose the tokens that keep a row of their own in all of `traces`, which have the same tokens.
-
-    Tokens where nothing was restored have none.
-    """
+    """Choose the tokens with a row of their own in `traces`, which have the same tokens; none where nothing was run."""
     (start, end), count = traces[0].subject, len(traces[0].tokens)
     traced = {i for trace in traces for i in np.flatnonzero(~np.isnan(trace.effects).all(0)).tolist()}
     if len(traced) <= most:

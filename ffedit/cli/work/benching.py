@@ -55,7 +55,14 @@ def bench(
     facts = sifted.facts[:limit]
     solving.check_text()
     editable = load_model(model, surface)
-    chosen = _highest_and_below(layers, spread, len(editable.layers))
+    chosen = None
+    if layers != "auto":
+        (first, *more) = parse_layers(layers, len(editable.layers), ("auto",))
+        if more:
+            raise EditError(
+                f"--layers {layers}: all facts are written to one layer, and --spread below it; give auto or one"
+            )
+        chosen = spread_below(first, spread)
     try:
         with surface.progress() as progress:
             report = ffedit.bench(
@@ -85,12 +92,3 @@ def bench(
     if html is not None and workers.first:
         write_text(html, bench_page(report, command_line()))
     workers.disband()
-
-
-def _highest_and_below(text: str, spread: int, depth: int) -> range | None:
-    """Parse `--layers` and `--spread` into one layer and those below it; None for `auto`."""
-    if text == "auto":
-        return None
-    if len(layers := parse_layers(text, depth, ("auto",))) > 1:
-        raise EditError(f"--layers {text}: all facts are written to one layer, and --spread below it; give auto or one")
-    return spread_below(layers[0], spread)

@@ -44,10 +44,7 @@ def located(
     mapped: SiteMap | None = None,
     records: Sequence[LeftOutRecords] = (),
 ) -> dict[str, Any]:
-    """Return the result of `ffedit locate`: `trace` is a fact's first measurement, `traces` are all of several.
-
-    `mapped` are the sites of the only fact, where they were asked for; `records` are those that were left out.
-    """
+    """Return the result of `ffedit locate`: `trace` is a fact's first measurement, `traces` are all of several."""
     rows = []
     for i, fact in enumerate(facts):
         traces = [_trace(measurement.traces[i], measurement.traces[i].layer) for measurement in measured]
@@ -80,9 +77,8 @@ def applied(
 ) -> dict[str, Any]:
     """Return the result of `ffedit apply`.
 
-    `choice` is the layer and the grounds for it, `ends` the seconds at which the start and then each stage ended,
-    `saved` the folders for the `edit` and the `checkpoint`, None for what is not kept, `asked` the value of `--layers`,
-    `records` those that were left out.
+    `ends` are the seconds at which the start and then each stage ended, `saved` the folders for the `edit` and the
+    `checkpoint`, None for what is not kept, `asked` is the value of `--layers`.
     """
     measured, about = _measured(editable, report, records), edit.provenance
     traces = () if choice.traces is None else choice.traces.traces
@@ -119,8 +115,7 @@ def evaluated(
 ) -> dict[str, Any]:
     """Return the result of `ffedit evaluate`: means with intervals, means over known facts, and means by kind.
 
-    `records` are those that were left out, `unusable` each of them with its number and reason. In the result,
-    `references` is the number of texts over which the document frequencies of consistency were counted.
+    In it, `references` is the number of texts over which the document frequencies of consistency were counted.
     """
     (before, after), kinds = report.known, report.kinds
     return {

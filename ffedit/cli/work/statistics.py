@@ -15,7 +15,6 @@ from ffedit.cli.work.ship import pushed
 from ffedit.display.terminal.statistics import moments_table, shortage
 from ffedit.inference.corpus import Corpus
 from ffedit.layer_choice.published import auto_layer
-from ffedit.model.editable import Editable
 
 
 def stats(
@@ -38,7 +37,12 @@ def stats(
         corpus = Corpus(text.pop("corpus"), **text)
         corpus.check()
         editable = load_model(model, surface)
-        chosen, why = _layers(editable, layers)
+        if layers == "auto":
+            auto = auto_layer(editable)
+            chosen, why = [auto.layer], f"Layer {auto.layer}: {auto.why}"
+        else:
+            chosen = [*parse_layers(layers, len(editable.layers), ("auto",))]
+            why = f"Layers {layers}, as asked"
         with surface.progress() as progress:
             collected = ffedit.collect_stats(
                 editable, chosen, corpus=corpus, tolerance=tolerance, progress=progress, process_group=group
@@ -54,11 +58,3 @@ def stats(
     rows = [{name: getattr(moments, name) for name in names} for moments in collected.values()]
     surface.write_json({"layers": rows})
     surface.show(pushed(out, hub))
-
-
-def _layers(editable: Editable, asked: str) -> tuple[list[int], str]:
-    """Return the layers to collect and the reason."""
-    if asked != "auto":
-        return [*parse_layers(asked, len(editable.layers), ("auto",))], f"Layers {asked}, as asked"
-    auto = auto_layer(editable)
-    return [auto.layer], f"Layer {auto.layer}: {auto.why}"

@@ -39,10 +39,7 @@ LABELS, BETWEEN, BAR = 1.6, 0.3, 1.0
 
 
 def heat_maps(traces: Sequence[Trace | TraceSet], layer: int | None = None) -> Any:
-    """Draw traces, or averages of several facts, as heat maps side by side; those of the same tokens share their rows.
-
-    `layer` is the layer to mark, by default each measurement's choice.
-    """
+    """Draw traces, or averages of several facts, as heat maps side by side; `layer` is marked, or their choices."""
     return _side_by_side(pictures(traces, layer, MOST_ROWS))
 
 
@@ -144,8 +141,8 @@ WIDTH, HEIGHT = 3.4, 2.4  # inches
 def average_lines(aggregates: Sequence[Aggregate]) -> Any:
     """Draw average indirect effects by layer, with their intervals, one line per role of a token.
 
-    A measurement that differs from another only in the severed modules has no panel of its own: its last subject token
-    is a dashed line in the other's panel, because the distance between the two lines is the effect of severing.
+    A measurement that differs from another only in the severed modules is a dashed line in the other's panel, that of
+    the last subject token: the distance between the two lines is the effect of severing.
     """
     from matplotlib.figure import Figure
 

@@ -24,10 +24,7 @@ FONTS = (
 
 @contextmanager
 def figure_ready(path: str | Path, draw: Callable[[], Any]) -> Iterator[None]:
-    """Write the matplotlib figure that `draw` makes, and move it to `path` when the block ends without an error.
-
-    The path is checked first (`check_plot`).
-    """
+    """Write the figure that `draw` makes, and move it to `path` when the block ends without an error."""
     target = check_plot(path)
 
     def draw_to(made: Path) -> None:
@@ -47,10 +44,7 @@ def save_figure(path: str | Path, draw: Callable[[], Any]) -> Path:
 
 
 def check_plot(path: str | Path) -> Path:
-    """Check, before any long computation, that a figure can be written to a path, and return it.
-
-    EditError where the suffix is not known, or the folder is not there; FFEditError where matplotlib is not installed.
-    """
+    """Return the path of a figure; EditError where it cannot be written, FFEditError where matplotlib is missing."""
     target = Path(path)
     if target.suffix.lower() not in SUFFIXES:
         found = repr(target.suffix) if target.suffix else "no suffix"

@@ -34,12 +34,8 @@ SHOWN_NAMES = 3
 
 
 def heat_map(trace: Trace | TraceSet, layer: int | None = None) -> HeatMap:
-    """Render a trace as a heat map; several facts are averaged by the role of a token.
-
-    `layer` is the one to mark, by default the trace's own choice.
-    """
-    (shown,) = pictures([trace], layer)
-    return _with_most(shown)
+    """Render a trace, of several facts their average by role, as a heat map; `layer` is marked, or its own choice."""
+    return _with_most(*pictures([trace], layer))
 
 
 def _with_most(shown: Picture) -> HeatMap:
@@ -173,10 +169,9 @@ def _axis(depth: int, columns: int, group: int, cell: int) -> str:
 
 
 def site_map_view(mapped: SiteMap, trace: Trace | None = None, layer: int | None = None) -> RenderableType:
-    """Render reach, leak, and the sites of one layer as a table.
+    """Render reach, leak, and as a table the sites of `layer`, the measured one next to it, or that of least leak.
 
-    That is `layer`, or the measured one next to it; by default the one that leaks least to look-alikes. Beside a
-    `trace` of the same prompt the maps have its rows, and the table its effects.
+    Beside a `trace` of the same prompt the maps have its rows, and the table its effects.
     """
     layer = mapped.least[0] if layer is None else layer
     shown = min(mapped.layers, key=lambda measured: abs(measured - layer))

@@ -8,7 +8,7 @@ import numpy as np
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from ffedit.display.picture import PARTS, UNITS
+from ffedit.display.picture import PARTS, UNITS, averaged_traces
 from ffedit.display.terminal.tables import folded, left, plain_table, right
 from ffedit.facts.fact import Fact, show
 from ffedit.facts.text import counted, number, quoted
@@ -70,12 +70,11 @@ def layer_choice(trace: Trace | TraceSet, chosen: int, asked: str = "trace") -> 
 
 
 def _recalled(trace: Trace | TraceSet) -> str:
-    """Say at which token of the subject, and at which layers, most of the answer comes back.
+    """Say at which token of the subject, and at which layers, most of the answer comes back; and how much at its last.
 
-    The token where a key is usually read, the subject's last, is named beside it; so is the prompt's last token where
-    an output restored there brings back more.
+    The prompt's last token is named where an output restored there brings back more.
     """
-    traces = _averaged(trace)
+    traces = averaged_traces(trace)
     first, peak, single = traces[0], subject_peak(trace), len(traces) == 1
     destroyer = "another subject" if first.noise is None else first.corruption
     unit = "" if first.metric == "probability" else f" {UNITS[first.metric]}"
@@ -111,7 +110,7 @@ def _recalled(trace: Trace | TraceSet) -> str:
 
 def _remarks(trace: Trace | TraceSet, decides: bool) -> Iterator[str]:
     """Yield how little a trace shows, where that is so; if it `decides` the layer to edit, with what to do."""
-    averaged, peak = _averaged(trace), subject_peak(trace)
+    averaged, peak = averaged_traces(trace), subject_peak(trace)
     depth = len(averaged[0].effects)
     at_end = all(each.subject_last == len(each.tokens) - 1 for each in averaged)
     others = f"--layers N, N from 0 to {depth - (1 if at_end else 2)}"
@@ -140,10 +139,6 @@ def _unknown_answers(trace: Trace | TraceSet) -> Iterator[str]:
     elif unknown:
         rest = "so no layer is taken from them" if len(unknown) == len(traces) else "these are set aside"
         yield f"For {len(unknown)} of {len(traces)} facts the model does not give the traced answer by itself; {rest}."
-
-
-def _averaged(trace: Trace | TraceSet) -> tuple[Trace, ...]:
-    return trace.averaged.traces if isinstance(trace, TraceSet) else (trace,)
 
 
 def _whole_subject(trace: Trace) -> bool:

@@ -60,10 +60,7 @@ def outcome(report: Report, about: Sequence[str]) -> RenderableType:
 
 
 def worse(report: Report) -> RenderableType | None:
-    """Render the first answers that were right before the edit and are wrong after it; None if there are none.
-
-    A prompt that several facts share is shown once.
-    """
+    """Render the first answers that the edit made wrong, each prompt once; None if there are none."""
     both = ((kind, sides) for kind in KINDS for sides in _asked(report, kind))
     wrong = {(kind, b.prompt): (b, a) for kind, (b, a) in both if b.right and not a.right}
     if not wrong:

@@ -19,10 +19,7 @@ INTERVAL = 10.0  # seconds, at least, before and between lines
 
 @contextmanager
 def progress_bars(quiet: bool = False, console: Console | None = None) -> Iterator[Progress]:
-    """Yield a callback that shows one bar per stage on `console` until the block ends; nothing if `quiet`.
-
-    The text after a colon in a stage ("memit: efficacy 0.98") may change without starting a new bar.
-    """
+    """Yield a callback that shows one bar per stage, named up to a colon, until the block ends; nothing if `quiet`."""
     console = console or PlainConsole(stderr=True)
     if quiet or not console.is_terminal:
         yield silent if quiet else _lines(console)

@@ -38,17 +38,13 @@ MEANING = 23
 
 
 def before_after(report: Report) -> Fitting:
-    """Render the scores of the headline that were measured, and whichever else was damaged, a row each.
-
-    Beside a score stands the number of prompts that it is measured on, and its meaning, or for many facts the interval
-    of its change. A narrow terminal shows less.
-    """
+    """Render the measured scores of the headline, and whichever else was damaged; a narrow terminal shows less."""
     beside = ("prompts", "direction", "meaning")
     return Fitting([_headline(report, beside[:count]) for count in range(len(beside), -1, -1)])
 
 
 def _headline(report: Report, beside: Collection[str]) -> Table:
-    """Render the table of `before_after` with the columns that `beside` names beside the scores."""
+    """Render the table of `before_after` with the columns that `beside` names; of many facts with intervals."""
     both = [scores for scores in (report.before, report.after) if scores is not None]
     sure, counts = len(both) == 2 and len(report.facts_before) >= ENOUGH, _prompts(report)
     (prompts,), meaning = right("prompts"), Column("", style="dim", max_width=MEANING)

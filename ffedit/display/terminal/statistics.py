@@ -21,10 +21,7 @@ REACHED = (
 
 
 def moments_table(stats: Mapping[Address, KeyMoments], note: str, folder: Path | None) -> Group:
-    """Render one row per layer, with notes on the columns and the reason why these layers were chosen.
-
-    `folder` is what the statistics were written to; None where they are in the cache only.
-    """
+    """Render one row per layer, with notes and the reason for these layers; without a `folder` the cache keeps them."""
     sparse = any(moments.keys + moments.left_out < moments.count for moments in stats.values())
     headings = ("tokens", *(["reached it"] if sparse else []), "convergence", "ridge", "sinks", "condition", "seconds")
     table = plain_table(*left("layer"), *right(*headings), *folded("kept in"))
