@@ -7,7 +7,7 @@ import json
 import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -47,23 +47,21 @@ def run(current: click.Context, /, recipe: Path, trust_remote_code: bool, **flag
     given = [name for name, is_set in flags.items() if is_set]
     values |= dict.fromkeys(given, True)
     exports = values.pop(EXPORT) if isinstance(values.get(EXPORT), list) else []
-    with ExitStack() as temporary:
-        folder = temporary.enter_context(beside(Path(tempfile.gettempdir()) / "ffedit-run"))
+    with beside(Path(tempfile.gettempdir()) / "ffedit-run") as folder:
         scratch = ["--scratch"] if exports and "out" not in values else []
         if scratch:
             values["out"] = str(folder / "edit")
-        flagged = [f"--{name}" for name in given]
-        export_words = [
-            [*consent, *flagged, *arguments(export, how, recipe, lines, f"{EXPORT}.{i}.")]
-            for i, how in enumerate(exports)
-        ]
-        for i, words in enumerate(export_words):
-            check_export(words, recipe, lines, f"{EXPORT}.{i}.")
+        export_words = []
+        for i, how in enumerate(exports):
+            options = arguments(export, how, recipe, lines, f"{EXPORT}.{i}.")
+            export_words.append([*consent, *(f"--{name}" for name in given), *options])
+            check_export(export_words[i], recipe, lines, f"{EXPORT}.{i}.")
+        where = f"{recipe}:{lines.get(FACTS, 1)}: {FACTS}"
         if isinstance(values.get(FACTS), list):
             facts = folder / "facts.json"
-            facts.write_text(_json(values[FACTS], f"{recipe}:{lines.get(FACTS, 1)}: {FACTS}"), encoding="utf-8")
+            facts.write_text(_json(values[FACTS], where), encoding="utf-8")
             values[FACTS] = str(facts)
-        source = [_word(values.pop(FACTS), f"{recipe}:{lines.get(FACTS, 1)}: {FACTS}")] if FACTS in values else []
+        source = [_word(values.pop(FACTS), where)] if FACTS in values else []
         words = [*arguments(apply, values, recipe, lines), *consent, *scratch, *source]
         with named(recipe, lines):
             context = apply.make_context("run", words, parent=current)

@@ -203,7 +203,6 @@ def _prompt(fact: Fact) -> dict[str, Any]:
 
 
 def _trace(traced: Trace, layer: int) -> dict[str, Any]:
-    """Return one fact's trace, with the layer that is edited."""
     about = {"layer": layer, "token": traced.subject_last, "axes": ["layer", "token"]}
     return {**about, **_rounded(traced.to_dict())}
 

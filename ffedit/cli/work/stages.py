@@ -38,7 +38,6 @@ class Products(TorchDispatchMode):
         self.operations = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an operation, and count it."""
         result = func(*args, **(kwargs or {}))
         count = flop_registry.get(func._overloadpacket)
         if count is not None:

@@ -55,11 +55,7 @@ def _longest(rows: Sequence[Row], name: str) -> float:
 
 
 def _bars(rows: Sequence[Row], name: str, longest: float) -> Iterator[dict[str, Any]]:
-    """Yield the figures of one score as bars: of the first row, which is "before", then by method.
-
-    `share` is the length of a bar, `low` and `high` the ends of the interval on it, None where there is none; `harm` is
-    True where a score that should stay is clearly lower than before.
-    """
+    """Yield the figures of one score as bars, of "before" and then by method, with the ends of their intervals."""
     before = getattr(rows[0].scores, name)
     for row in rows:
         value, interval = getattr(row.scores, name), row.intervals.get(name)
@@ -70,5 +66,6 @@ def _bars(rows: Sequence[Row], name: str, longest: float) -> Iterator[dict[str, 
                 "share": value / longest,
                 "low": interval and interval.low / longest,
                 "high": interval and interval.high / longest,
+                # a score that should stay is clearly lower than before
                 "harm": name in kept() and before is not None and fell(before, value),
             }

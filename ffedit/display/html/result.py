@@ -64,8 +64,7 @@ def result_page(record: Record) -> str:
 def score_rows(record: Record) -> Iterator[Record]:
     """Yield the scores that were measured, without magnitudes, and after them those by kind of probe.
 
-    `before`, `after` and `change` are each the mean and its interval as text, "" where there is none; `harm` is True
-    where the verdict counts the score as damaged. Those of the headline that had no prompts are "not measured".
+    Means and intervals are text, "" where there is none; those of the headline without prompts are "not measured".
     """
     kinds = record.get("kinds") or {}
     sides = {side: {**(record[side] or {}), **(kinds.get(side) or {})} for side in ("before", "after")}
@@ -88,7 +87,6 @@ def score_rows(record: Record) -> Iterator[Record]:
 
 
 def _with_interval(bounds: Record | None, value: float | None, words: Callable[[float], str]) -> tuple[str, str]:
-    """Format a mean and its interval; "" for what there is not."""
     if value is None:
         return "", ""
     return words(value), "" if bounds is None else Interval(**bounds).ends(words)
@@ -104,7 +102,6 @@ def changed(fact: Record) -> list[Record]:
 
 
 def _stays(probe: Record) -> bool:
-    """Return whether the answer to a prompt should stay as before the edit."""
     return METRICS[probe["score"]].direction == "keep"
 
 

@@ -86,7 +86,6 @@ class HeatMap:
     beside: tuple[str, ...]  # the column to the right: a heading, then a text for each row, all equally wide
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Yield the title, rows, axis, mark and legend."""
         shown, heading = self.picture, self.beside[0]
         labels = min(LABEL_CELLS, max(cell_len(row.label) for row in shown.rows))
         width = max(8, options.max_width - labels - 3 - cell_len(heading))

@@ -142,12 +142,10 @@ def _unknown_answers(trace: Trace | TraceSet) -> Iterator[str]:
 
 
 def _whole_subject(trace: Trace) -> bool:
-    """Return True if every token of the subject was restored."""
     return not np.isnan(trace.effects[:, slice(*trace.subject)]).all(0).any()
 
 
 def _outputs(first: Trace, layer: int) -> str:
-    """Name what is restored at `layer`."""
     if first.kind == "state":
         return f"hidden state after layer {layer}"
     layers = _layers(first, layer)

@@ -260,7 +260,6 @@ def _key(view: MemoryView) -> Iterator[RenderableType]:
 
 
 def _findings(view: MemoryView) -> Iterator[tuple[str, str]]:
-    """Yield pairs of name and finding."""
     yield "active", f"at {share(view.active)} of the tokens (m > 0)"
     if view.sent is not None:
         yield "router", f"sends {share(view.sent)} of the tokens to the expert; {ROUTED}, 0 at all other tokens"

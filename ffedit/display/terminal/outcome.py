@@ -73,7 +73,6 @@ def worse(report: Report) -> RenderableType | None:
 
 
 def _fact(report: Report, before: FactScores, after: FactScores) -> Line:
-    """Say what became of one fact."""
     fact, moved = after.fact, _lost(_of_fact(before, after, "same_subject"))
     old = fact.previous if fact.previous is not None and knew_previous(before) else quoted(before.says, MOST_OLD)
     if not took(after):

@@ -56,18 +56,14 @@ class _SecondsLeft(ProgressColumn):
 
 
 def _lines(console: Console) -> Progress:
-    """Return a callback that prints the progress as a line, with the time that the stage still takes.
-
-    A stage has its first line after `INTERVAL`, and another each time that it has taken twice as long. It begins anew
-    where less of it is done than before.
-    """
+    """Return a callback that prints a line with the time left, after `INTERVAL` and each time that it doubled."""
     begun = last = time.monotonic()
     current, reached = "", 0
 
     def advance(stage: str, done: int, total: int) -> None:
         nonlocal begun, last, current, reached
         now, name = time.monotonic(), stage.partition(":")[0]
-        if name != current or done < reached:
+        if name != current or done < reached:  # the stage begins anew where less of it is done than before
             current, begun = name, now
         reached = done
         if done < total and now - last >= max(INTERVAL, last - begun):

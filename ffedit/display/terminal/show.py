@@ -105,7 +105,6 @@ def _about(edit: Edit, path: Path | None) -> Iterator[tuple[str, str]]:
 
 
 def _statistics(statistics: Mapping[str, Any]) -> str:
-    """Describe the text that the key statistics were collected on, with a fingerprint per layer."""
     layers = [statistics] if "tokens" in statistics else list(statistics.values())
     texts = dict.fromkeys(f"{layer['tokens']:,} tokens of {layer.get('corpus', 'unknown text')}" for layer in layers)
     shares = [f"{layer['convergence']:.1%}" for layer in layers if layer.get("convergence") is not None]

@@ -49,7 +49,6 @@ class Fitting:
     tables: Sequence[Table]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Yield the table."""
         widths = (Measurement.get(console, options.update(max_width=MOST_WIDE), table).maximum for table in self.tables)
         fits = (table for table, width in zip(self.tables, widths, strict=True) if width <= options.max_width)
         yield next(fits, self.tables[-1])
