@@ -16,8 +16,7 @@ from io import TextIOWrapper
 import rich_click as click
 from click.exceptions import NoSuchCommand
 
-from ffedit.display.terminal.console import PlainConsole
-from ffedit.display.terminal.messages import error_line
+from ffedit.display.terminal.console import PlainConsole, error_line
 from ffedit.errors import CheckError, FFEditError, RequirementError
 from ffedit.version import __version__
 

@@ -10,7 +10,7 @@ from shlex import join
 from rich.text import Text
 
 from ffedit.display.figures.saving import check_plot
-from ffedit.display.terminal.messages import next_commands
+from ffedit.display.terminal.console import next_commands
 from ffedit.errors import EditError
 from ffedit.facts.fact import Fact
 from ffedit.files.atomic import check_free

@@ -16,7 +16,7 @@ from rich.text import Text
 from shown import shown, words
 
 from ffedit import Address, Fact, Report, Scores
-from ffedit.display.terminal.messages import error_line, next_commands
+from ffedit.display.terminal.console import error_line, next_commands
 from ffedit.display.terminal.model_table import environment, memory_table, model_line
 from ffedit.display.terminal.outcome import outcome, worse
 from ffedit.display.terminal.progress_bar import progress_bars

@@ -24,10 +24,10 @@ from ffedit.display.figures.saving import figure_ready
 from ffedit.display.html.result import result_page
 from ffedit.display.terminal.heat_map import heat_map
 from ffedit.display.terminal.layer_choice import reasons
-from ffedit.display.terminal.messages import packing
 from ffedit.display.terminal.model_table import model_line, short_name
 from ffedit.display.terminal.outcome import outcome, plan, worse
 from ffedit.display.terminal.scores import MOST_TOKENS, before_after, verdict_view, what_it_says
+from ffedit.display.terminal.show import packing
 from ffedit.display.terminal.tables import duration, ranges
 from ffedit.editor.edit import Edit, applied_edits
 from ffedit.editor.protect import protected_texts
@@ -121,9 +121,10 @@ class Application:
 
     def _locate(self, progress: Progress) -> tuple[Found | None, int]:
         """Find the layer to edit and show why; what was found is known in the first process only."""
-        choices: list[Found] = []
+        found: Found | None = None
 
         def find() -> int:
+            nonlocal found
             found = find_layer(
                 self.editable,
                 self.facts,
@@ -137,12 +138,11 @@ class Application:
             if self.surface.verbose or found.by == "trace":
                 drawn = [] if found.traces is None else [heat_map(found.traces, found.layer)]
                 self.surface.show(*drawn, Group(*reasons(found, self.layers)))
-            choices.append(found)
             return found.layer
 
         layer = self.group.by_first(find)
         self.ends["locate"] = perf_counter()
-        return (choices[0] if choices else None), layer
+        return found, layer
 
     def _write(self, layer: int, progress: Progress) -> Edit:
         preserve, layers = applied_edits(self.editable), spread_below(layer, self.spread)

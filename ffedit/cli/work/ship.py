@@ -10,8 +10,8 @@ import ffedit
 from ffedit.cli.surface import Surface
 from ffedit.cli.work.model import base_of
 from ffedit.cli.work.result import written
-from ffedit.display.terminal.diff import diff_view
-from ffedit.display.terminal.messages import next_commands, shipped
+from ffedit.display.terminal.console import next_commands
+from ffedit.display.terminal.show import diff_view, shipped
 from ffedit.exporter import push
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
+from rich.text import Text
 
 from ffedit.facts.text import visible
 
@@ -28,3 +29,16 @@ class PlainConsole(Console):
                 yield segment
             else:
                 yield Segment("\n".join(map(visible, segment.text.split("\n"))), segment.style)
+
+
+def error_line(message: str) -> Text:
+    """Render an error message on one line; print it with `soft_wrap=True` so that it stays one."""
+    return Text.assemble(("error: ", "bold red"), " ".join(message.split()))
+
+
+def next_commands(*commands: str) -> Text:
+    """Render commands to type next, each on a line that is not wrapped, to be copied."""
+    text = Text("Next:", style="bold", no_wrap=True, overflow="ignore")
+    for command in commands:
+        text.append(f"\n  {command}", style="not bold cyan")
+    return text

@@ -234,12 +234,16 @@ def memory_view(view: MemoryView) -> Group:
     where = f"  memory {view.slot.index} of 0–{view.memories - 1} in {placed(view.slot.address)} of 0–{view.layers - 1}"
     heading = title(f"Memory {view.slot}").append(where, style="not bold")
     path = f"{final_norm(view.norm)} and the unembedding"
+    findings = [("active", f"at {share(view.active)} of the tokens (m > 0)")]
+    if view.sent is not None:
+        sends = f"sends {share(view.sent)} of the tokens to the expert; {ROUTED}, 0 at all other tokens"
+        findings.append(("router", sends))
     value = Group(
         title("Its value: what it says"),
         ends(view.value),
         notes([f"‖v‖ {number(view.value_norm)}, entropy {number(view.value.entropy)} nats; read through {path}"]),
     )
-    return spaced(heading, value, Group(*_key(view)), named_values(*_findings(view)))
+    return spaced(heading, value, Group(*_key(view)), named_values(*findings))
 
 
 def _key(view: MemoryView) -> Iterator[RenderableType]:
@@ -257,12 +261,6 @@ def _key(view: MemoryView) -> Iterator[RenderableType]:
     yield table
     place = "place: where the value's distribution has it, 1 the first"
     yield notes([f"next: the token that follows in the text; {place}"])
-
-
-def _findings(view: MemoryView) -> Iterator[tuple[str, str]]:
-    yield "active", f"at {share(view.active)} of the tokens (m > 0)"
-    if view.sent is not None:
-        yield "router", f"sends {share(view.sent)} of the tokens to the expert; {ROUTED}, 0 at all other tokens"
 
 
 # An edit -------------------------------------------------------------------------------------------
