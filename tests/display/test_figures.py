@@ -137,7 +137,7 @@ def test_averages_of_any_shape_are_drawn(tmp_path: Path, layers: int, facts: int
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("none/a.png", "no folder"),
+        ("none/a.png", "cannot be written .No such file or directory."),
         ("a.gif", "found '.gif'"),
         ("a", "no suffix"),
         ("folder.png", "a folder has"),

@@ -17,8 +17,14 @@ from ffedit.cli.work import result
 from ffedit.cli.work.model import join, load_edited, load_model
 from ffedit.display.html.result import result_page
 from ffedit.display.terminal.console import PlainConsole, error_line
-from ffedit.display.terminal.explanation import explanation_view
-from ffedit.display.terminal.scores import all_scores, sayings, two_columns, verdict_view, what_it_says
+from ffedit.display.terminal.scores import (
+    all_scores,
+    explanation_view,
+    sayings,
+    two_columns,
+    verdict_view,
+    what_it_says,
+)
 from ffedit.editor.edit import Edit, unedited
 from ffedit.errors import FFEditError, ModelError
 from ffedit.facts.fact import Fact

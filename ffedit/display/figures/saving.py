@@ -49,8 +49,6 @@ def check_plot(path: str | Path) -> Path:
     if target.suffix.lower() not in SUFFIXES:
         found = repr(target.suffix) if target.suffix else "no suffix"
         raise EditError(f"{target}: a figure is one of {', '.join(SUFFIXES)}, found {found}; rename it")
-    if not target.absolute().parent.is_dir():
-        raise EditError(f"{target}: the figure cannot be written (no folder {target.parent})")
     check_file(target)
     check_matplotlib()
     return target

@@ -1,4 +1,4 @@
-"""Scores as tables, what the model says, and the verdict on an edit.
+"""Scores as tables, what the model says, the verdict on an edit, and whether its key or its value failed.
 
 A failure is stated in words and not only by a colour. The advice names only what is possible for this model and these
 facts.
@@ -16,12 +16,12 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from ffedit.algebra.bootstrap import Interval
-from ffedit.display.terminal.tables import Fitting, folded, left, plain_table, ranges, right, with_more
+from ffedit.display.terminal.tables import Fitting, folded, left, plain_table, ranges, right, spaced, with_more
 from ffedit.editor.checks import in_reach
 from ffedit.editor.edit import Edit
 from ffedit.editor.methods import METHODS
 from ffedit.editor.provenance import ValueSearch, value_searches
-from ffedit.evaluator import METRICS, Report, headline_scores
+from ffedit.evaluator import METRICS, Explanation, Report, WrongAnswer, headline_scores
 from ffedit.evaluator.verdict import DRIFTED, ENOUGH, texts, took
 from ffedit.facts.text import counted, number, quoted
 from ffedit.model.editable import Editable
@@ -267,3 +267,48 @@ def _advice(editable: Editable, edit: Edit, missed: list[tuple[str, ValueSearch]
         options.append(f"more than {steps[0]} steps (--set value.steps={2 * steps[0]})")
     if options:
         yield f"Try {', or '.join(options)}."
+
+
+# Wrong answers -------------------------------------------------------------------------------------
+
+MOST_WRONG = 12
+LEGEND = (
+    "value: with all of δ at the subject, and nowhere else, the answer is wrong, too",
+    "key: the answer is then right, but the subject received only uᵀk of δ, or other tokens received some",
+    "for a neighbor, uᵀk is the largest share that one of its tokens received",
+)
+
+
+def explanation_view(explanation: Explanation) -> RenderableType:
+    """Render how many answers are wrong by which part of the edit, and the first of them, each with its reason."""
+    if explanation.reason:
+        return Text(f"Not explained, key or value: {explanation.reason}.", style="yellow")
+    wrong, asked = explanation.wrong, sum(explanation.asked.values())
+    if not wrong:
+        return Text(f"Nothing to explain: of {counted(asked, 'answer')}, the edit got none wrong.")
+    names = ("asked", "wrong", "key", "value")
+    table = plain_table("score", *(Column(name, justify="right") for name in names))
+    for score, counts in explanation.counts.items():
+        table.add_row(score, *(str(counts[name]) for name in names))
+    parts: list[RenderableType] = [Text(f"The edit got {len(wrong)} of {counted(asked, 'answer')} wrong."), table]
+    if explained := [answer for answer in wrong if answer.failed is not None]:
+        parts.append(with_more(_answers(explained[:MOST_WRONG]), len(explained) - MOST_WRONG))
+    if others := [answer for answer in wrong if answer.failed is None]:
+        lines = [f"not explained: {quoted(answer.prompt, 60)}: {answer.reason}" for answer in others[:MOST_WRONG]]
+        parts.append(with_more(Text("\n".join(lines)), len(others) - MOST_WRONG))
+    return spaced(*parts)
+
+
+def _answers(wrong: Sequence[WrongAnswer]) -> Table:
+    table = plain_table("failed", *folded("prompt", "answer", "it says", "with δ alone", "uᵀk"))
+    for answer in wrong:
+        forced = "" if answer.forced is None else answer.forced or "(nothing)"
+        cells = (answer.prompt, answer.answer, answer.says or "(nothing)", forced, _reach(answer))
+        table.add_row(Text(answer.failed or "", style="bold"), *map(Text, cells))
+    return _captioned(table, LEGEND)
+
+
+def _reach(answer: WrongAnswer) -> str:
+    """Format uᵀk with the token that it is read at, and with the subject that u is of where that is another one."""
+    of = "" if answer.written == answer.subject else f" of {quoted(answer.written)}"
+    return "" if answer.reach is None else f"{number(answer.reach)}{of} at {quoted(answer.token)}"
