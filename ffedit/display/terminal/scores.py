@@ -47,9 +47,9 @@ def _headline(report: Report, beside: Collection[str]) -> Table:
     """Render the table of `before_after` with the columns that `beside` names; of many facts with intervals."""
     both = [scores for scores in (report.before, report.after) if scores is not None]
     sure, counts = len(both) == 2 and len(report.facts_before) >= ENOUGH, _prompts(report)
-    (prompts,), meaning = right("prompts"), Column("", style="dim", max_width=MEANING)
-    extra = {"prompts": prompts} | ({} if sure else {"meaning": meaning})
-    shown = [name for name in extra if name in beside]
+    (prompts,) = right("prompts")
+    extra = {"prompts": prompts, "meaning": Column("", style="dim", max_width=MEANING)}
+    shown = [name for name in extra if name in beside and not (sure and name == "meaning")]
     table = _table(report, False, *(extra[name] for name in shown), direction="direction" in beside)
     for name in dict.fromkeys((*headline_scores(), *report.verdict.damage)):
         if _measured(report, name):
