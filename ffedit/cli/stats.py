@@ -11,8 +11,6 @@ from ffedit.cli import options, work
 from ffedit.cli.options import FILE, SEED, model_options, output_options
 from ffedit.files.atomic import check_free
 
-POSITIVE = click.FloatRange(0, min_open=True)
-
 
 @click.command()
 @output_options
@@ -25,7 +23,7 @@ POSITIVE = click.FloatRange(0, min_open=True)
 @click.option("--layers", default="auto", help="auto (the layer that `apply` edits), one layer (4) or a range (3-8).")
 @click.option(
     "--tolerance",
-    type=POSITIVE,
+    type=click.FloatRange(0, min_open=True),
     help="Stop as soon as more text would reduce the damage to other text by at most this share.",
 )
 @click.option("--weighting", type=click.Choice(["types", "tokens"]), default="tokens")

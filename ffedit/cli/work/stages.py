@@ -1,10 +1,8 @@
 """Seconds of each stage of a command, its products, and their share of the machine's own speed.
 
-A stage is what a progress callback names. The time up to a call belongs to the stage that the call reports; up to the
-call that opens a stage (nothing is done yet) it belongs to no stage, and is logged as "between". The arithmetic is that
-of matrix products and attention, as torch counts it, without factorisations (Cholesky). The ceiling is the fastest of a
-few products of square matrices on this machine, in float32 or bfloat16, whichever is the faster here; those of float32
-are measured when the stages are logged.
+The time up to a progress call belongs to the stage that the call reports; up to the call that opens a stage (nothing is
+done yet) it is logged as "between". Counted are matrix products and attention, without factorisations (Cholesky); their
+ceiling is the fastest of a few products of square matrices, in float32 or bfloat16, whichever is the faster here.
 """
 
 from __future__ import annotations

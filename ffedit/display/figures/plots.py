@@ -43,9 +43,8 @@ def heat_maps(traces: Sequence[Trace | TraceSet], layer: int | None = None) -> A
     return _side_by_side(pictures(traces, layer, MOST_ROWS))
 
 
-def site_maps(trace: Trace, mapped: SiteMap, layer: int | None = None) -> Any:
+def site_maps(trace: Trace, mapped: SiteMap, layer: int) -> Any:
     """Draw effect, reach and leak of a fact's sites side by side, with the same rows and columns; `layer` is marked."""
-    layer = trace.layer if layer is None else layer
     return _side_by_side([*pictures([trace], layer, MOST_ROWS), *site_pictures(mapped, trace, layer, MOST_ROWS)])
 
 
