@@ -1,13 +1,12 @@
 """Results in a notebook: as HTML, as a figure, as a data frame.
 
 The core declares what can be displayed and `ffedit.display.notebook` draws it, so that the core imports neither rich
-nor matplotlib, nor any package above it.
+nor matplotlib, nor any package above it. The root package connects the two (`drawing`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from importlib import import_module
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ffedit.errors import FFEditError
@@ -17,16 +16,19 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 
-def _drawing() -> Any:
-    """Import the module that draws, when something is first drawn; by its name, because it stands above this one."""
-    return import_module("ffedit.display.notebook")
+def _undrawn() -> Any:
+    raise NotImplementedError
+
+
+# Imports the module that draws, when something is first drawn; set by the root package.
+drawing: Callable[[], Any] = _undrawn
 
 
 class Displayed:
     """Base of what a notebook shows as HTML."""
 
     def _repr_html_(self) -> str:
-        return str(_drawing().html(self))
+        return str(drawing().html(self))
 
 
 class Plotted(Displayed):
@@ -38,7 +40,7 @@ class Plotted(Displayed):
         Returned is matplotlib's figure (FFEditError where that is not installed). `layer` is the one to mark; None for
         that of the largest effect at the subject's last token.
         """
-        figure: Figure = _drawing().figure(self, layer)
+        figure: Figure = drawing().figure(self, layer)
         return figure
 
 
@@ -52,7 +54,7 @@ class Averaged(Displayed):
         modules differ, a line in the same panel. Returned is matplotlib's figure (FFEditError where that is not
         installed).
         """
-        figure: Figure = _drawing().lines([self, *beside])
+        figure: Figure = drawing().lines([self, *beside])
         return figure
 
 

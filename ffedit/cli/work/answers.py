@@ -1,4 +1,4 @@
-"""What a model says, without an edit and with it: completions of prompts, and the scores of facts."""
+"""Completions of a model, without an edit and with it: of some prompts, or of those that are typed."""
 
 from __future__ import annotations
 
@@ -8,28 +8,14 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import rich_click as click
-from rich.text import Text
 
-import ffedit
 from ffedit.cli.options import ModelOptions
 from ffedit.cli.surface import Surface
-from ffedit.cli.work import result
-from ffedit.cli.work.model import join, load_edited, load_model
-from ffedit.display.html.result import result_page
+from ffedit.cli.work.model import load_edited
 from ffedit.display.terminal.console import PlainConsole, error_line
-from ffedit.display.terminal.scores import (
-    all_scores,
-    explanation_view,
-    sayings,
-    two_columns,
-    verdict_view,
-    what_it_says,
-)
+from ffedit.display.terminal.scores import sayings, two_columns
 from ffedit.editor.edit import Edit, unedited
 from ffedit.errors import FFEditError, ModelError
-from ffedit.facts.fact import Fact
-from ffedit.facts.reading import LeftOutRecords
-from ffedit.files.atomic import write_text
 from ffedit.inference.generation import completions
 from ffedit.model.editable import Editable
 
@@ -87,38 +73,3 @@ def _prompts(console: PlainConsole) -> Iterator[str]:
             yield line
     except EOFError:
         return
-
-
-def evaluate(
-    facts: list[Fact],
-    left_out: Sequence[LeftOutRecords] = (),
-    *,
-    model: ModelOptions,
-    edit_from: Path | None,
-    edited: str | None,
-    text: Path | None,
-    explain: bool,
-    html: Path | None,
-    surface: Surface,
-) -> None:
-    """Score facts on a model, before and after the edit of a folder, or on another checkpoint."""
-    group = join(surface)
-    edit, editable = load_edited(edit_from, model, surface)
-    if edit is not None and edit.in_chat and not editable.chat:
-        surface.show(Text("The edit was computed in the model's chat template; measured without (--chat).", "yellow"))
-    other = None if edited is None else load_model(model.of(edited), surface, show=False)
-    with surface.progress() as progress:
-        report = ffedit.evaluate(
-            editable, facts, edit, progress=progress, edited=other, text=text, full=True, process_group=group
-        )
-    group.disband()
-    explanation = None
-    if explain and edit is not None and group.first:
-        with surface.progress() as progress:
-            explanation = ffedit.explain(editable, facts, edit, progress=progress)
-    why = None if explanation is None else explanation_view(explanation)
-    surface.show(all_scores(report), what_it_says(report), why, verdict_view(report, edit, editable))
-    evaluated = result.evaluated(editable, report, left_out, explanation)
-    surface.write_json(evaluated)
-    if html is not None and group.first:
-        write_text(html, result_page(evaluated))
