@@ -13,7 +13,7 @@ from ffedit.display.figures.saving import check_plot
 from ffedit.display.terminal.console import next_commands
 from ffedit.errors import EditError
 from ffedit.facts.fact import Fact
-from ffedit.files.atomic import check_free
+from ffedit.files.atomic import behind_links, check_free
 from ffedit.files.placing import sweep
 
 
@@ -49,13 +49,13 @@ class Destinations:
             check_plot(self.plot)
         named = (self.save_recipe, self.plot, self.html, self.json_to)
         files = [Path(file) for file in named if file is not None and str(file) != "-"]
-        results = [*folders, *files]
+        results = {path: behind_links(path) for path in (*folders, *files)}
         for result, folder in product(results, folders):
-            if folder.resolve() in result.resolve().parents:
+            if results[folder] in results[result].parents:
                 raise EditError(f"{result}: lies in {folder}, which is made anew; name a path outside it")
-        for one, other in combinations(results, 2):
+        for one, other in combinations([*folders, *files], 2):
             device = one.exists() and not (one.is_file() or one.is_dir())  # which takes any number
-            if one.resolve() == other.resolve() and not device:
+            if results[one] == results[other] and not device:
                 raise EditError(f"{one}: is the name of two results; name two")
 
     @property

@@ -29,7 +29,7 @@ from ffedit.exporter.embedded_edits import embed, history, load_with_edits, plan
 from ffedit.exporter.gguf import Packed, as_packed, pack, source_file, write_gguf
 from ffedit.exporter.model_card import adapter_card, delta_card, model_card, origin_of, undone_card
 from ffedit.exporter.subprocess_check import Checked, Task, Verify, check_fresh, check_how
-from ffedit.files.atomic import check_free, make_folder, written
+from ffedit.files.atomic import behind_links, check_free, make_folder, written
 from ffedit.files.placing import Placing, named_errors, together
 from ffedit.files.shards import gguf_parts
 from ffedit.files.tensor_ranges import Matrix, contents
@@ -184,7 +184,7 @@ def _export_gguf(placing: Placing, base: Base, out: Path, format: Format, verify
     kind = "gguf" if format == "gguf" else "gguf adapter"
     moved: Moved | None = None
     out.absolute().parent.mkdir(parents=True, exist_ok=True)
-    made = placing.new(out.resolve())
+    made = placing.new(behind_links(out))
     with named_errors(out):
         if format == "gguf":
             moved = write_gguf(file, made, base.edit, packed)

@@ -26,6 +26,8 @@ def check_free(target: Path, force: bool) -> None:
     """
     with named_errors(target):
         sweep(target.absolute().parent, target.name)
+        if not behind_links(target).exists() and target.is_symlink() and target.suffix != ".gguf":
+            raise EditError(f"{target}: is a link that leads nowhere; remove it, or name another folder")
         if not force:
             refuse_existing(target)
         elif target.is_dir():
@@ -52,7 +54,8 @@ def _refuse_what_is_not_ours(folder: Path) -> None:
 def check_file(target: Path) -> None:
     """Refuse a folder, or a file that cannot be written; before any long work. What a killed process left goes."""
     with named_errors(target):
-        sweep(target.resolve().parent, target.resolve().name)
+        behind = behind_links(target)
+        sweep(behind.parent, behind.name)
         if target.is_dir():
             raise EditError(f"{target}: cannot be written (a folder has this name)")
         if not target.exists():
@@ -60,6 +63,14 @@ def check_file(target: Path) -> None:
                 pass
         elif not os.access(target, os.W_OK):
             raise EditError(f"{target}: cannot be written (no permission)")
+
+
+def behind_links(target: Path) -> Path:
+    """Return the path that `target` leads to; EditError where its links lead in a circle."""
+    behind = Path(os.path.realpath(target))  # which never fails: of a circle it gives one of the links
+    if behind.is_symlink():
+        raise EditError(f"{target}: is a link that leads in a circle; remove it, or name another path")
+    return behind
 
 
 def write_text(target: Path, text: str) -> None:
@@ -90,7 +101,7 @@ def write_file(target: Path, write: Callable[[Path], object]) -> None:
 def ready(target: Path, write: Callable[[Path], object]) -> Iterator[None]:
     """Let `write` make a temporary file that becomes `target` when the block ends without an error; else delete it."""
     with together() as placing:
-        made = placing.new(target.resolve())  # a link stays: what it points to is replaced
+        made = placing.new(behind_links(target))  # a link stays: what it points to is replaced
         with named_errors(target):
             write(made)
         yield

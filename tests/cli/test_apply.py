@@ -290,9 +290,11 @@ def test_a_hub_that_refuses_is_one_line_and_what_was_exported_stands(
     class Refuses(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             self.rfile.read(int(self.headers["Content-Length"]))  # a request that is still being sent would be reset
+            answer = b'{"error": "you may not"}'
             self.send_response(403)
+            self.send_header("Content-Length", str(len(answer)))
             self.end_headers()
-            self.wfile.write(b'{"error": "you may not"}')
+            self.wfile.write(answer)
 
         def log_message(self, *_: Any) -> None:
             pass

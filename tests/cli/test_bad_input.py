@@ -223,6 +223,18 @@ def test_only_json_is_written_to_standard_output(here: Path, option: str, capsys
     assert ran.code == 2 and "standard output takes --json only" in ran.err and disk(here) == before
 
 
+def test_links_that_lead_nowhere_are_no_targets(apply: Refuses, here: Path) -> None:
+    (here / "circle").symlink_to("circle")
+    (here / "nowhere").symlink_to("not-there")
+    for option in ("--json", "--html", "--save-recipe", "--out", "--export"):
+        assert "circle: is a link that leads in a circle" in apply("fact.json", option, "circle", loads=False)
+    for option in ("--out", "--export"):
+        for force in ([], ["--force"]):
+            line = apply("fact.json", option, "nowhere", *force, loads=False)
+            assert "nowhere: is a link that leads nowhere" in line
+    assert (here / "circle").is_symlink() and (here / "nowhere").is_symlink()
+
+
 def test_folders_that_exist_are_kept(apply: Refuses, refuses: Refuses, here: Path) -> None:
     for name in ("e", "x"):
         (here / name).mkdir()
