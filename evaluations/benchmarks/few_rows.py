@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from ffedit.inference.timing import least_seconds
+from ffedit.inference.precision import least_seconds
 from ffedit.model.few_rows import FEW, product
 
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, FEW, 2 * FEW)

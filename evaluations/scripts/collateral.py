@@ -26,7 +26,7 @@ from common import keep
 
 import ffedit
 from ffedit.evaluator import GenericText
-from ffedit.inference.generation import answer_log_probs
+from ffedit.evaluator.responses import ask
 
 # Singular and plural of a subject, of a noun beside it, and of what they do.
 SUBJECTS = (("author", "authors"), ("pilot", "pilots"), ("farmer", "farmers"), ("doctor", "doctors"))
@@ -76,7 +76,8 @@ TASKS = {"agreement": tuple(agreement()), "sequences": tuple(sequences())}
 def accuracy(editable: ffedit.Editable, items: Sequence[Item]) -> float:
     """Share of the items whose right answer has a larger probability than every wrong one; a tie is wrong."""
     encoded = [editable.encode(prompt, answer) for prompt, right, wrong in items for answer in (right, *wrong)]
-    scores = iter([float(tokens.sum()) for tokens in answer_log_probs(editable, encoded)])
+    answers = ask(editable, encoded)
+    scores = iter([sum(answers[text].log_probs) for text in encoded])
     correct = 0
     for _, _, wrong in items:
         right, *others = [next(scores) for _ in range(1 + len(wrong))]

@@ -26,6 +26,8 @@ from common import facts_of
 from follows import Consequences
 
 import ffedit
+from ffedit.evaluator.formulas import success
+from ffedit.evaluator.responses import ask
 from ffedit.facts.formats import parse_record
 from ffedit.inference import generation
 from ffedit.model.tokenization import encode
@@ -124,8 +126,8 @@ def known(editable: ffedit.Editable, prompt: str, old: str, new: str) -> bool:
     """Return True if the model says `old` freely, and holds `new` for less likely."""
     true, false = (encode(editable.tokenizer, prompt, answer) for answer in (old, new))
     said = generation.continuations(editable, [true.ids[: true.answer]], len(true.target_ids))[0]
-    a, b = generation.answer_log_probs(editable, [true, false])
-    return tuple(said) == true.target_ids and float(b.mean()) < float(a.mean())
+    answers = ask(editable, [true, false])
+    return tuple(said) == true.target_ids and success(answers[true].log_probs, answers[false].log_probs)
 
 
 if __name__ == "__main__":

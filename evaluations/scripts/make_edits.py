@@ -41,6 +41,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import click
@@ -50,8 +51,8 @@ from follows import PARAREL, Consequences
 
 import ffedit
 from ffedit.display.terminal.progress_bar import progress_bars
+from ffedit.evaluator import responses
 from ffedit.facts.formats import parse_record
-from ffedit.inference import generation
 from ffedit.model.tokenization import encode
 from ffedit.progress import Progress, silent
 
@@ -363,7 +364,8 @@ def less_likely(editable: ffedit.Editable, records: Sequence[dict[str, Any]]) ->
         for r in rewrites
         for side in ("target_true", "target_new")
     ]
-    scores = [float(tokens.mean()) for tokens in generation.answer_log_probs(editable, pairs)]
+    answers = responses.ask(editable, pairs)
+    scores = [fmean(answers[pair].log_probs) for pair in pairs]
     return [record for i, record in enumerate(records) if scores[2 * i + 1] < scores[2 * i]]
 
 

@@ -26,7 +26,7 @@ from ffedit.facts.fact import Fact, by_subject
 from ffedit.facts.text import counted
 from ffedit.inference import replay
 from ffedit.inference.corpus import Corpus
-from ffedit.inference.timing import least_seconds
+from ffedit.inference.precision import least_seconds
 from ffedit.layer_choice.choose import SHOWN_PRODUCTS, SHOWN_SAMPLES, SHOWN_TOKENS
 from ffedit.layer_choice.published import auto_layer
 from ffedit.locator.cost import layer_passes, layers_within

@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import torch
-
 from ffedit.algebra.linalg import double
 from ffedit.editor.edit import Edit, restored
 from ffedit.editor.job import Job
@@ -45,8 +43,7 @@ def _texts(prompt_sets: Sequence[PromptSet]) -> list[Encoded]:
 
 def _by_subject(by_text: Routes, prompt_sets: Sequence[PromptSet]) -> Iterator[Routes]:
     """Yield the routes of each subject's texts."""
-    for rows in torch.arange(len(by_text.weights)).split([len(prompt_set.prompts) for prompt_set in prompt_sets]):
-        yield by_text.some(rows)
+    yield from map(Routes, by_text.weights.split([len(prompt_set.prompts) for prompt_set in prompt_sets]))
 
 
 def check_routes(

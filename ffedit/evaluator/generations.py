@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from hashlib import sha256
 from itertools import chain, takewhile
@@ -28,11 +28,11 @@ from torch import Tensor, nn
 
 from ffedit.errors import ModelError
 from ffedit.evaluator.formulas import degenerate, exact_match, generation_entropy
-from ffedit.evaluator.prompts import Pair, Questions
+from ffedit.evaluator.prompts import Pair, Prompt, Questions
 from ffedit.inference import generation
 from ffedit.inference.batching import TOKENS, split_on_oom
 from ffedit.inference.contexts import NO_MEMORY, Context, Pass
-from ffedit.inference.generation import Intervention, continue_from, until, untouched, words
+from ffedit.inference.generation import Intervention, continue_from, until, words
 from ffedit.inference.past import Prefix
 from ffedit.model.editable import Editable
 from ffedit.model.hooks import other_weight
@@ -61,24 +61,15 @@ class GenerationRequest:
 
 
 def requests(q: Questions, kinds: Collection[str]) -> Iterator[GenerationRequest]:
-    """Yield the greedy generations after the edited prompt, and after the prompts of a fact of these `kinds`."""
-    yield new_object(q.own, least=TEXT_TOKENS)
-    for kind in ("paraphrases", "neighbors", "same_subject", "with_edit"):
-        for pair in getattr(q, kind) if kind in kinds else ():
-            yield new_object(pair, least=TEXT_TOKENS) if kind == "paraphrases" else true_object(pair)
-    if "also" in kinds:
-        yield from map(new_object, q.also)
-    if "keep" in kinds:
-        for prompt in q.keep:
-            own = GenerationRequest(prompt.text, size := len(prompt.text.target_ids), least=size)
-            yield _whole(prompt.text, *prompt.aliases) if prompt.named else own
-    if "portability" in kinds:
-        yield from (_whole(prompt.text, *prompt.aliases) for prompt in q.portability)
-    if "cross_lingual" in kinds:
-        yield from (_whole(prompt.text, *prompt.aliases) for prompt in q.cross_lingual)
-    if "locality" in kinds:
-        sizes = ((prompt.text, len(prompt.text.target_ids)) for prompt in q.stay)
-        yield from (GenerationRequest(text, size, least=size) for text, size in sizes)
+    """Yield the greedy generations after the prompts of a fact, of the `kinds` that any metric needs."""
+    yield from (new_object(pair, TEXT_TOKENS) for pair in (q.own, *q.paraphrases))
+    yield from map(true_object, (*q.neighbors, *q.same_subject))
+    if "with_edit" in kinds:  # for no metric of ffedit's own
+        yield from map(true_object, q.with_edit)
+    yield from map(new_object, q.also)
+    for prompt in (*q.keep, *q.portability, *q.cross_lingual):
+        yield _whole(prompt.text, *prompt.aliases) if prompt.named else _as_long(prompt)
+    yield from map(_as_long, q.stay)
 
 
 def new_object(pair: Pair, least: int = 0) -> GenerationRequest:
@@ -96,6 +87,12 @@ def true_object(pair: Pair, least: int = 0) -> GenerationRequest:
 def _whole(text: Encoded, *others: Encoded, least: int = 0) -> GenerationRequest:
     # One more token: the object may be the beginning of a longer word.
     return GenerationRequest(text, max(len(each.target_ids) for each in (text, *others)) + 1, others, least)
+
+
+def _as_long(prompt: Prompt) -> GenerationRequest:
+    """Request as many tokens as the answer has, to compare with those of before the edit."""
+    size = len(prompt.text.target_ids)
+    return GenerationRequest(prompt.text, size, least=size)
 
 
 class Generations:
@@ -141,7 +138,7 @@ class Generations:
         self._waiting.clear()
         return taken
 
-    def finish(self, intervene: Intervention = untouched) -> None:
+    def finish(self, intervene: Intervention = nullcontext) -> None:
         """Go on from the prompts that wait, and from those of which no pass left keys and values.
 
         Where `follow` saw no pass at all, that is all prompts, and `intervene` acts in their passes.
@@ -149,7 +146,7 @@ class Generations:
         _go_on(self._taken())
         self.begin_rest(intervene)
 
-    def begin_rest(self, intervene: Intervention = untouched) -> None:
+    def begin_rest(self, intervene: Intervention = nullcontext) -> None:
         """Continue the prompts of which no pass left keys and values, with `intervene` as for `finish`."""
         rest: dict[int, list[Context]] = defaultdict(list)
         for prompt in self._requests:

@@ -8,7 +8,7 @@ of one does not depend on the others. Where there is no memory for a single text
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from itertools import chain, takewhile
@@ -42,35 +42,12 @@ def log_softmax(logits: Tensor) -> Tensor:
     return logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
 
 
-def answer_tokens(logits: Tensor, encoded: Sequence[Encoded]) -> Tensor:
-    """Return the log-probability of each answer token, [k], nats, from the logits [k, vocabulary] at `answer_reads`."""
-    targets = torch.tensor([i for e in encoded for i in e.target_ids], device=logits.device)
-    return log_softmax(logits).gather(-1, targets[:, None])[:, 0]
-
-
 def answer_sums(logits: Tensor, encoded: Sequence[Encoded]) -> Tensor:
     """Return the log-probability of each whole answer, [n], nats, from the logits [k, vocabulary] at `answer_reads`."""
     rows = answer_reads(encoded)[:, 0].to(logits.device)
-    tokens = answer_tokens(logits, encoded)
+    targets = torch.tensor([i for e in encoded for i in e.target_ids], device=logits.device)
+    tokens = log_softmax(logits).gather(-1, targets[:, None])[:, 0]
     return tokens.new_zeros(len(encoded)).index_add(0, rows, tokens)
-
-
-@torch.no_grad()
-def answer_log_probs(editable: Editable, encoded: Sequence[Encoded]) -> list[Tensor]:
-    """Return the log-probability of each answer token, given those before it: n tensors [answer tokens], nats."""
-
-    def read(rows: Sequence[int]) -> Sequence[Tensor]:
-        batch = [encoded[i] for i in rows]
-        tokens = answer_tokens(replay.forward(editable, pad([e.ids for e in batch]), answer_reads(batch)), batch)
-        by_answer: tuple[Tensor, ...] = tokens.cpu().split([len(e.target_ids) for e in batch])
-        return by_answer
-
-    result: list[Tensor] = [torch.empty(0)] * len(encoded)
-    for rows in batches([len(e.ids) for e in encoded], TOKENS):
-        log_probs = chain.from_iterable(split_on_oom(read, rows, ModelError(NO_MEMORY)))
-        for i, own in zip(rows, log_probs, strict=True):
-            result[i] = own
-    return result
 
 
 def own_answers(editable: Editable, prompts: Sequence[Encoded]) -> list[Encoded | None]:
@@ -124,15 +101,8 @@ def _text(editable: Editable, ids: Sequence[int]) -> list[int]:
 
 # Chooses the next token of each row, [n, 1] on the CPU, from logits [n, vocabulary] and the step, counted from 0.
 Chooser: TypeAlias = Callable[[Tensor, int], Tensor]
-
-
 # Makes a context manager for a pass over whole prompts, from their token ids, which are right-padded in it.
 Intervention: TypeAlias = "Callable[[Sequence[Sequence[int]]], AbstractContextManager[object]]"
-
-
-def untouched(prompts: Sequence[Sequence[int]]) -> AbstractContextManager[object]:
-    """Run prompts as they are."""
-    return nullcontext()
 
 
 def greedy(logits: Tensor, step: int) -> Tensor:
@@ -172,7 +142,7 @@ def continuations(
     count: int,
     numbers: Tensor | None = None,
     top: int | None = None,
-    intervene: Intervention = untouched,
+    intervene: Intervention = nullcontext,
 ) -> list[list[int]]:
     """Return the next `count` token ids of each prompt.
 
@@ -187,6 +157,15 @@ def continuations(
     What `intervene` changes in the passes over the prompts themselves, the continuation sees: it goes on from the keys
     and values that these left, or, where there are none, each of its steps is such a pass.
     """
+
+    def said(rows: Sequence[int]) -> list[list[int]]:
+        choose: Chooser = greedy
+        if numbers is not None:
+            choose = drawn(numbers[list(rows)]) if top is None else drawn_of_top(numbers[list(rows)], top)
+        ends: Collection[int] = editable.ends if choose is greedy else ()
+        own = [prompts[i] for i in rows]
+        return until(_continue(editable, own, count, choose, ends, intervene).tolist(), ends)
+
     lengths = [len(ids) for ids in prompts]
     groups: dict[int, list[int]] = defaultdict(list)
     for i, length in enumerate(lengths):
@@ -195,32 +174,10 @@ def continuations(
     for members in groups.values():
         for batch in batches([lengths[i] + count for i in members], TOKENS, (1 + count) * BATCH_COST):
             rows = [members[i] for i in batch]
-            own = None if numbers is None else numbers[rows]
-            said = _said(editable, [prompts[i] for i in rows], count, own, top, intervene)
-            for row, new in zip(rows, said, strict=True):
+            parts = chain.from_iterable(split_on_oom(said, rows, ModelError(NO_MEMORY)))
+            for row, new in zip(rows, parts, strict=True):
                 result[row] = new
     return result
-
-
-def _said(
-    editable: Editable,
-    prompts: Sequence[Sequence[int]],
-    count: int,
-    numbers: Tensor | None,
-    top: int | None,
-    intervene: Intervention,
-) -> Iterator[list[int]]:
-    """Return the continuations of one batch, in parts where memory fails; arguments as of `continuations`."""
-
-    def continue_rows(rows: Sequence[int]) -> list[list[int]]:
-        choose: Chooser = greedy
-        if numbers is not None:
-            choose = drawn(numbers[list(rows)]) if top is None else drawn_of_top(numbers[list(rows)], top)
-        ends: Collection[int] = editable.ends if choose is greedy else ()
-        own = [prompts[i] for i in rows]
-        return until(_continue(editable, own, count, choose, ends, intervene).tolist(), ends)
-
-    return chain.from_iterable(split_on_oom(continue_rows, range(len(prompts)), ModelError(NO_MEMORY)))
 
 
 def until(rows: Sequence[Sequence[int]], ends: Collection[int]) -> list[list[int]]:

@@ -15,6 +15,8 @@ from __future__ import annotations
 import hashlib
 import logging
 import platform
+import timeit
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
 
@@ -25,7 +27,6 @@ from ffedit.errors import EditError
 from ffedit.files import cache
 from ffedit.files.resuming import load_state, save_state
 from ffedit.inference import replay
-from ffedit.inference.timing import least_seconds
 from ffedit.model.editable import Editable
 
 logger = logging.getLogger(__name__)
@@ -92,6 +93,15 @@ def bfloat16_speed(device: torch.device) -> float:
         times = 0.0
     cache.write(path, lambda made: save_state(made, {}, times))
     return times
+
+
+def least_seconds(work: Callable[[], object], count: int = 3) -> float:
+    """Return the seconds that `work` takes once it has run: the least of `count`.
+
+    A device works on while Python goes on: work on one has to end with a number that is read.
+    """
+    work()
+    return min(timeit.repeat(work, number=1, repeat=count))
 
 
 @torch.no_grad()

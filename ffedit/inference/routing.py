@@ -52,10 +52,6 @@ class Routes:
         """Return the share of the router's weight that goes to `experts`, mean over texts."""
         return float((self.weights[:, list(experts)].abs().sum(1) / self.weights.abs().sum(1)).mean())
 
-    def some(self, rows: Tensor) -> Routes:
-        """Return the routes of some of the texts."""
-        return Routes(self.weights[rows])
-
 
 def subject_routes(editable: Editable, facts: Sequence[Fact], seed: int = 0) -> list[dict[int, Routes]]:
     """Record, for each fact, the routes of its subject's last token by layer, in every mixture; none for a dense model.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import exp
+
 import pytest
 import torch
 import zoo
@@ -11,7 +13,7 @@ from writing import CORPUS, FACT, SECOND, STRONG, collect_moments, families, wri
 from ffedit import Fact
 from ffedit.algebra.low_rank import LowRank
 from ffedit.algebra.updates import rank_one
-from ffedit.inference.generation import answer_log_probs
+from ffedit.evaluator.responses import ask
 from ffedit.model.editable import Editable
 from ffedit.model.hooks import capture
 from ffedit.model.tokenization import encode
@@ -28,7 +30,8 @@ def at_subject(editable: Editable, layer: int, fact: Fact = FACT) -> tuple[Tenso
 
 
 def probability(editable: Editable, answer: str, fact: Fact = FACT) -> float:
-    return float(answer_log_probs(editable, [encode(editable.tokenizer, fact.text, answer)])[0].sum().exp())
+    text = encode(editable.tokenizer, fact.text, answer)
+    return exp(sum(ask(editable, [text])[text].log_probs))
 
 
 # What is stored -----------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from math import exp
 
 import pytest
 import torch
@@ -14,8 +15,8 @@ import ffedit
 from ffedit import EditConfig, Fact, PromptConfig
 from ffedit.editor.key import PromptSet, build_prompts
 from ffedit.editor.value import Objective
+from ffedit.evaluator.responses import ask
 from ffedit.facts.fact import by_subject
-from ffedit.inference.generation import answer_log_probs
 from ffedit.model.tokenization import encode
 
 
@@ -33,7 +34,7 @@ def test_two_facts_of_one_subject_share_a_value_that_says_both(previous: str) ->
     assert len(values[0].probabilities) == 2 and min(values[0].probabilities) > 0.3
     for fact, expected in zip(both, values[0].probabilities, strict=True):
         text = encode(editable.tokenizer, fact.text, fact.new_object, fact.span)
-        assert float(answer_log_probs(editable, [text])[0].sum().exp()) < 0.1
+        assert exp(sum(ask(editable, [text])[text].log_probs)) < 0.1
         assert probability(editable, text, values[0].delta, layer=0) == pytest.approx(expected, rel=1e-3)
 
 

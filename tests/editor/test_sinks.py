@@ -16,7 +16,8 @@ import ffedit
 from ffedit import Fact
 from ffedit.editor import key
 from ffedit.editor.key import build_prompts
-from ffedit.inference import generation, replay
+from ffedit.evaluator.responses import ask
+from ffedit.inference import replay
 from ffedit.loading.verify import find_and_verify
 from ffedit.model.editable import Editable
 from ffedit.model.feed_forward import FeedForward
@@ -91,9 +92,9 @@ def test_a_fact_is_said_where_its_subject_is_a_sink(monkeypatch: pytest.MonkeyPa
     received = (delta @ key.read_at(editable, ff, [end])[0].double().T).norm()
     assert received > 0.5 * solved["delta_norm"]
     said = editable.encode(FACT.text, FACT.new_object, FACT.span)
-    before = generation.answer_log_probs(editable, [said])[0].sum()
+    before = sum(ask(editable, [said])[said].log_probs)
     with edit.applied(editable):
-        assert generation.answer_log_probs(editable, [said])[0].sum() > before + log(5)
+        assert sum(ask(editable, [said])[said].log_probs) > before + log(5)
 
 
 def test_nothing_is_read_behind_where_the_answer_stands_there(llama: Editable) -> None:

@@ -33,7 +33,7 @@ import ffedit
 from ffedit import Edit, EditConfig, FFEditError, PromptConfig
 from ffedit.editor.output_map import OutputMap, find_output_map
 from ffedit.editor.write import write as write_facts
-from ffedit.inference import generation
+from ffedit.evaluator.responses import ask
 from ffedit.inference.corpus import Corpus
 from ffedit.model.editable import Editable
 from ffedit.model.hooks import replace_input
@@ -183,7 +183,7 @@ def _took(family: str, corpus: Corpus) -> float:
     text = editable.encode(FACT.text, FACT.new_object, FACT.span)
 
     def log_probability() -> float:
-        return float(generation.answer_log_probs(editable, [text])[0].sum())
+        return sum(ask(editable, [text])[text].log_probs)
 
     config = with_numbers(EditConfig(prompts=PromptConfig(contexts=0)), **PLAIN_KEY)
     edit, before = write_facts(editable, [FACT], "rome", [0], config, corpus), log_probability()

@@ -23,6 +23,7 @@ from ffedit.editor.key import build_prompts, read_keys
 from ffedit.editor.statistics import collect
 from ffedit.editor.value import Objective
 from ffedit.editor.write import write as write_facts
+from ffedit.evaluator import responses
 from ffedit.inference import batching, contexts, generation, replay
 from ffedit.inference.batching import split_on_oom
 from ffedit.model import storage
@@ -127,7 +128,7 @@ def test_generations_are_the_same_in_smaller_batches(how: str, most: int, monkey
     assert how == "greedy" or expected != drawn(editable, "greedy"), "something was drawn"
 
 
-@pytest.mark.parametrize(("module", "name"), [(replay, "forward"), (generation, "_continue")])
+@pytest.mark.parametrize(("module", "name"), [(responses, "logits_at"), (generation, "_continue")])
 def test_no_memory_for_a_single_text_is_said(
     module: ModuleType, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -139,8 +140,8 @@ def test_no_memory_for_a_single_text_is_said(
     monkeypatch.setenv("FFEDIT_CACHE", str(tmp_path))
     monkeypatch.setattr(module, name, fails)
     with pytest.raises(ModelError, match="not enough memory to read a single text"):
-        if module is replay:
-            generation.answer_log_probs(editable, list(prompt_set.prompts))
+        if module is responses:
+            responses.ask(editable, prompt_set.prompts)
         else:
             build_prompts(editable, [[FACT]], FULL)
 

@@ -17,8 +17,8 @@ from ffedit import Fact
 from ffedit.algebra.rounding import lost_in_rounding
 from ffedit.display.terminal.show import edit_view
 from ffedit.editor.write import write as write_facts
+from ffedit.evaluator.responses import ask
 from ffedit.exporter.model_card import model_card, origin_of
-from ffedit.inference.generation import answer_log_probs
 from ffedit.safety.guardrails import Limits, breaches
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -55,7 +55,7 @@ def test_what_is_measured_is_what_is_in_the_rounded_weights(dtype: torch.dtype) 
     assert report.after == ffedit.evaluate(editable, [FACT], edited=rounded).after
     text = editable.encode(FACT.text, FACT.target, FACT.span)
     with edit.applied(editable):
-        assert torch.equal(answer_log_probs(editable, [text])[0], answer_log_probs(rounded, [text])[0])
+        assert ask(editable, [text]) == ask(rounded, [text])
 
 
 def test_what_rounding_loses_is_told_with_the_adapter_that_keeps_it() -> None:

@@ -18,8 +18,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from ffedit.inference.precision import bfloat16_speed
-from ffedit.inference.timing import least_seconds
+from ffedit.inference.precision import bfloat16_speed, least_seconds
 from ffedit.progress import Progress
 
 logger = logging.getLogger(__name__)
