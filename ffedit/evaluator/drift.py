@@ -187,12 +187,13 @@ class ReferenceDistributions:
         self.contexts = frozenset(context for context, draw in draws.items() if share >= 1 or draw < share)
         self._kept: dict[Context, Tensor] = {}
 
-    def keep(self, contexts: Sequence[Context], log_probs: Tensor) -> None:
-        """Store the unedited model's log-probabilities [k, vocabulary] after `contexts`."""
-        self._kept.update(zip(contexts, log_probs.float().cpu(), strict=True))
-
     def compare(self, contexts: Sequence[Context], log_probs: Tensor) -> list[float]:
-        """Return KL(unedited ‖ now) after each of `contexts`, nats; `log_probs` [k, vocabulary] are the model's now."""
+        """Return KL(unedited ‖ now) after each of `contexts`, nats, from log-probabilities [k, vocabulary].
+
+        Those of the first call for a context are kept as the unedited model's.
+        """
+        if not self._kept.keys() >= set(contexts):
+            self._kept.update(zip(contexts, log_probs.float().cpu(), strict=True))
         before = torch.stack([self._kept[context] for context in contexts]).to(log_probs.device)
         distances: list[float] = divergence(before, log_probs.float()).tolist()
         return distances

@@ -19,7 +19,7 @@ from ffedit.errors import EditError, FactError
 from ffedit.evaluator.drift import GenericText, ReferenceDistributions
 from ffedit.evaluator.formulas import term_weights
 from ffedit.evaluator.generations import Generations, finish_together, prompt_of, requests, sampled
-from ffedit.evaluator.metrics import METRICS, Responses, by_kind, measure, moved, says_new, says_true
+from ffedit.evaluator.metrics import METRICS, Responses, by_kind, measure, moved, says_answer, says_new, says_true
 from ffedit.evaluator.prompts import Pair, Prompt, questions
 from ffedit.evaluator.report import Report
 from ffedit.evaluator.responses import ask
@@ -78,7 +78,7 @@ class Evaluation:
         neighbors = [prompt_of(pair.true) for q in prompts for pair in q.neighbors]
         vocabulary = editable.model.config.get_text_config().vocab_size
         self._reference = ReferenceDistributions(neighbors, vocabulary, sum(len(fact.neighbors) for fact in facts))
-        self._before = self._ask(editable, indices, first=True, finish=edit is None)
+        self._before = self._ask(editable, indices, finish=edit is None)
         after = None if edit is None else self._ask_with(edit, indices)
         self.before = self._score(self._before, indices)
         self.after = None if after is None else self._score(after, indices)
@@ -100,7 +100,7 @@ class Evaluation:
         scored, before, generations = [], self._before, now.generations
         for q in (self._questions[i] for i in indices):
             unsampled = len(q.neighbors) - len(moved(q, now))
-            left_out = {**q.left_out, **({"divergence": unsampled} if unsampled else {})}
+            left_out = {**q.left_out, "divergence": unsampled} if unsampled else q.left_out
             asked = tuple(_continuation(score, prompt, generations) for score, prompt in q.by_score)
             scores, kinds = Scores(**measure(q, now, before)), by_kind(q, now, before)
             scored.append(FactScores(q.fact, scores, generations.begun(q.own.new), kinds, left_out, asked))
@@ -117,13 +117,11 @@ class Evaluation:
             finish_together(self._before.generations, after.generations, weights)
         return after
 
-    def _ask(self, editable: Editable, indices: Sequence[int], first: bool = False, finish: bool = True) -> Responses:
+    def _ask(self, editable: Editable, indices: Sequence[int], finish: bool = True) -> Responses:
         prompts = [self._questions[i] for i in indices]
         divergences: dict[Context, float] = {}
 
         def listen(contexts: list[Context], log_probs: Tensor) -> None:
-            if first:
-                self._reference.keep(contexts, log_probs)
             divergences.update(zip(contexts, self._reference.compare(contexts, log_probs), strict=True))
 
         texts = dict.fromkeys(text for q in prompts for text in q.texts)
@@ -143,8 +141,7 @@ class Evaluation:
 def _continuation(score: str, asked: Pair | Prompt, said: Generations) -> Continuation:
     """Compare the continuation of a prompt with the answer that `score` favours."""
     if isinstance(asked, Prompt):
-        text = asked.text
-        right = said.says(text, aliases=asked.aliases) if asked.named else said.begins_with(text)
+        text, right = asked.text, says_answer(asked, said)
     elif METRICS[score].direction == "up":
         text, right = asked.new, says_new(asked, said)
     else:
@@ -221,15 +218,11 @@ def evaluate(
     if generic is None or not measured:
         return Report(means, None, before, None, left_out(before))
     with edit.applied(editable) if edit is not None else nullcontext():
-        scores = process_group.in_all(lambda: _after(evaluation, edited) if evaluation else ())
+        scores = process_group.in_all(lambda: (evaluation.after or evaluation.scores(edited)) if evaluation else ())
         after = _of_all(scores, process_group)
         drift, perplexity = process_group.in_all(partial(generic.measure, edited))
     changed = mean_scores((fact.scores for fact in after), drift=drift, perplexity=perplexity)
     return Report(means, changed, before, after, left_out(before, generic.drift_rows))
-
-
-def _after(evaluation: Evaluation, edited: Editable | None) -> tuple[FactScores, ...]:
-    return evaluation.scores(edited) if evaluation.after is None else evaluation.after
 
 
 def _of_all(own: tuple[FactScores, ...], group: ProcessGroup) -> tuple[FactScores, ...]:

@@ -28,7 +28,6 @@ from ffedit.algebra.bootstrap import (
     clusters_of,
     mean_draws,
     mean_interval,
-    outcomes,
     percentile_interval,
     with_unseen,
 )
@@ -40,23 +39,15 @@ Columns: TypeAlias = Mapping[str, Sequence[float | None]]
 
 
 def interval(
-    values: Sequence[float | None],
-    seed: int = SEED,
-    draws: int = DRAWS,
-    share: bool | None = None,
-    subjects: Sequence[str] | None = None,
+    values: Sequence[float | None], share: bool | None = None, subjects: Sequence[str] | None = None
 ) -> Interval | None:
     """Return the interval of the mean over the measured facts; None where fewer than two were measured.
 
     `values` has one per fact, None where there was nothing to measure, and `subjects` its subject. Values are shares,
     0 to 1, or not (`share`); None: they are taken for shares if all are 0 or 1.
     """
-    clusters = _clusters(subjects)
-    array = _array(values)
-    if array is None:
-        return None
-    bounds = (0.0, 1.0) if share or (share is None and outcomes(array[~np.isnan(array)])) else None
-    return mean_interval(array, mean_draws(array[:, None], seed, draws, clusters)[:, 0], bounds, clusters)
+    shares = all(value in (None, 0, 1) for value in values) if share is None else share
+    return _interval(values, (0.0, 1.0) if shares else None, subjects)
 
 
 def paired(
@@ -67,21 +58,21 @@ def paired(
     Where all values lie between 0 and 1 they are taken for shares. Both sides, and `subjects`, must be of the same
     facts.
     """
-    clusters = _clusters(subjects)
-    array = _array(_differences(before, after))
-    if array is None:
-        return None
     shares = all(value is None or 0 <= value <= 1 for value in (*before, *after))
-    drawn = mean_draws(array[:, None], SEED, DRAWS, clusters)[:, 0]
-    return mean_interval(array, drawn, (-1.0, 1.0) if shares else None, clusters)
+    return _interval(_differences(before, after), (-1.0, 1.0) if shares else None, subjects)
+
+
+def _interval(
+    values: Sequence[float | None], bounds: tuple[float, float] | None, subjects: Sequence[str] | None
+) -> Interval | None:
+    if (array := _array(values)) is None:
+        return None
+    clusters = _clusters(subjects)
+    return mean_interval(array, mean_draws(array[:, None], SEED, DRAWS, clusters)[:, 0], bounds, clusters)
 
 
 def intervals(
-    columns: Columns,
-    seed: int = SEED,
-    draws: int = DRAWS,
-    bounds: tuple[float, float] = (0.0, 1.0),
-    subjects: Sequence[str] | None = None,
+    columns: Columns, bounds: tuple[float, float] = (0.0, 1.0), subjects: Sequence[str] | None = None
 ) -> dict[str, Interval]:
     """Return the intervals of several scores of the same facts, on the same draws.
 
@@ -93,7 +84,7 @@ def intervals(
     kept.pop("score", None)
     if not kept:
         return {}
-    means = mean_draws(np.stack(list(kept.values()), 1), seed, draws, clusters)
+    means = mean_draws(np.stack(list(kept.values()), 1), SEED, DRAWS, clusters)
     drawn = dict(zip(kept, means.T, strict=True))
     shares = {name for name in kept if METRICS[name.partition("/")[0]].unit == "share"}  # of prompts, for each fact
     bounded = {

@@ -121,7 +121,7 @@ def same_subject(q: Questions, now: Responses, before: Responses) -> float | Non
 
     By any of its names, where the data give it; else with what the model said before the edit.
     """
-    return _still_said(q.same_subject, now)
+    return _mean([says_true(pair, now.generations) for pair in q.same_subject])
 
 
 SCORE_PARTS = ("efficacy", "paraphrase", "specificity")
@@ -175,7 +175,7 @@ perplexity = Metric("perplexity", None, "", "keep", "of generic text", "exp of t
 @metric("share", "zero", "special or repeated", FFEDIT, generates=["own", "paraphrases"])
 def degenerate(q: Questions, now: Responses, before: Responses) -> float | None:
     """Share of special and repeated tokens in the greedy texts after the prompt and its other wordings."""
-    return _mean_measured(map(now.generations.degenerate, _texts(q)))
+    return _mean(map(now.generations.degenerate, _texts(q)))
 
 
 @metric("share", "zero", "special tokens, new ones", FFEDIT, generates=["own", "paraphrases"])
@@ -192,7 +192,7 @@ def special_tokens(q: Questions, now: Responses, before: Responses) -> float | N
 @metric("bits", "keep", "bits, of greedy text", f"{ROME}, for sampled text", generates=["own", "paraphrases"])
 def greedy_entropy(q: Questions, now: Responses, before: Responses) -> float | None:
     """Entropy of bigrams and trigrams of words in the same texts. It grows with a text's length."""
-    return _mean_measured(map(now.generations.entropy, _texts(q)))
+    return _mean(map(now.generations.entropy, _texts(q)))
 
 
 # With and without teacher forcing ------------------------------------------------------------
@@ -244,7 +244,7 @@ def neighbor_generation(q: Questions, now: Responses, before: Responses) -> floa
 
     By any of its names, where the data give it; else what the model said before the edit.
     """
-    return _still_said(q.neighbors, now)
+    return _mean([says_true(pair, now.generations) for pair in q.neighbors])
 
 
 # What follows, and what else moved -----------------------------------------------------------
@@ -327,13 +327,7 @@ def keep(q: Questions, now: Responses, before: Responses) -> float | None:
 
     With the given answer, by any of its names; else with what the model said before the edit.
     """
-    said = now.generations
-    return _mean(
-        [
-            float(said.says(prompt.text, aliases=prompt.aliases) if prompt.named else said.begins_with(prompt.text))
-            for prompt in q.keep
-        ]
-    )
+    return _mean([says_answer(prompt, now.generations) for prompt in q.keep])
 
 
 @metric("share", "up", "said in `also`", FFEDIT, generates=["also"])
@@ -345,7 +339,7 @@ def also(q: Questions, now: Responses, before: Responses) -> float | None:
 @metric("share", "up", "said in other languages", FFEDIT, generates=["cross_lingual"])
 def cross_lingual(q: Questions, now: Responses, before: Responses) -> float | None:
     """Share of the fact's prompts in other languages after which it says the new object, by any of its names there."""
-    return _mean([float(now.generations.says(asked.text, aliases=asked.aliases)) for asked in q.cross_lingual])
+    return _mean([says_answer(prompt, now.generations) for prompt in q.cross_lingual])
 
 
 # The registry --------------------------------------------------------------------------------
@@ -418,19 +412,15 @@ def says_true(pair: Pair, said: Generations) -> bool:
     return said.says(pair.true, pair.new, pair.true_aliases) if pair.named else said.begins_with(pair.true)
 
 
-def _still_said(pairs: Sequence[Pair], now: Responses) -> float | None:
-    """Return the share of `pairs` whose true object free greedy generation says."""
-    return _mean([says_true(pair, now.generations) for pair in pairs])
+def says_answer(prompt: Prompt, said: Generations) -> bool:
+    """Return True if it says the answer, by any of its names; where none is named, what the model said before."""
+    return said.says(prompt.text, aliases=prompt.aliases) if prompt.named else said.begins_with(prompt.text)
 
 
-def _mean(values: Sequence[float]) -> float | None:
-    """Return the mean; None where there is nothing to average."""
-    return fmean(values) if values else None
-
-
-def _mean_measured(values: Iterable[float | None]) -> float | None:
-    """Return the mean of those that are not None; None where there are none."""
-    return _mean([value for value in values if value is not None])
+def _mean(values: Iterable[float | None]) -> float | None:
+    """Return the mean of the values that are not None; None where there are none."""
+    measured = [value for value in values if value is not None]
+    return fmean(measured) if measured else None
 
 
 def _texts(q: Questions) -> list[Encoded]:
@@ -465,7 +455,7 @@ def _stays(prompt: Prompt, now: Responses, before: Responses) -> bool:
 
 def _portable(q: Questions, now: Responses) -> list[tuple[str | None, float]]:
     """Return the kind of each question and whether it is answered; a multi-hop question, if any wording is."""
-    said = [(prompt, now.generations.says(prompt.text, aliases=prompt.aliases)) for prompt in q.portability]
+    said = [(prompt, says_answer(prompt, now.generations)) for prompt in q.portability]
     alone = [(prompt.kind, float(yes)) for prompt, yes in said if prompt.kind != MULTI_HOP]
     hops: dict[tuple[object, ...], bool] = {}
     for prompt, yes in said:

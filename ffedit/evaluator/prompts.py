@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from ffedit.errors import FactError
@@ -95,11 +96,6 @@ class Questions:
     left_out: Mapping[str, int]
 
     @property
-    def pairs(self) -> tuple[Pair, ...]:
-        """All prompts with two objects."""
-        return (self.own, *self.paraphrases, *self.also, *self.neighbors, *self.same_subject, *self.with_edit)
-
-    @property
     def stay(self) -> tuple[Prompt, ...]:
         """Prompts to be answered as before the edit: unrelated questions, and other facts' prompts with a kind."""
         others = [pair for pair in (*self.same_subject, *self.neighbors) if pair.kind is not None]
@@ -114,11 +110,9 @@ class Questions:
     @property
     def texts(self) -> tuple[Encoded, ...]:
         """All prompts with answers."""
-        both = [text for pair in self.pairs for text in (pair.new, pair.true)]
-        return (
-            *both,
-            *(prompt.text for prompt in (*self.portability, *self.locality, *self.keep, *self.cross_lingual)),
-        )
+        pairs = (self.own, *self.paraphrases, *self.also, *self.neighbors, *self.same_subject, *self.with_edit)
+        prompts = (*self.portability, *self.locality, *self.keep, *self.cross_lingual)
+        return (*(text for pair in pairs for text in (pair.new, pair.true)), *(prompt.text for prompt in prompts))
 
 
 def questions(editable: Editable, facts: Sequence[Fact], batch: Sequence[Fact], full: bool = False) -> list[Questions]:
@@ -166,10 +160,8 @@ def _questions(editable: Editable, fact: Fact, edited: Edited, own: dict[str, En
         """Encode aliases after `prompt`; one that the tokenizer cannot encode is skipped: the model cannot say it."""
         encoded = []
         for name in names:
-            try:
+            with suppress(FactError):
                 encoded.append(text(prompt, name))
-            except FactError:
-                continue
         return tuple(encoded)
 
     def stated(prompt: str, named: bool = True) -> Pair:
