@@ -17,6 +17,7 @@ from there.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
@@ -51,8 +52,8 @@ TEXT_BYTES, NEIGHBOR_BYTES = 2**28, 2**30
 class GenericText:
     """Text to measure drift and perplexity on, with the unedited model's next-token distributions on it.
 
-    Of a text file, or without `path` of text that the model samples; the distributions take at most `most` bytes. With
-    `layer`, whatever is measured later on this model differs from it in this layer and above only.
+    Of a text file, or without `path` of text that the model samples. With `layer`, whatever is measured later on this
+    model differs from it in this layer and above only.
 
     Attributes:
         rows: token ids, rows of equal length, each begun with the model's `start_tokens`.
@@ -63,9 +64,7 @@ class GenericText:
         EditError: the file cannot be read, or is too short.
     """
 
-    def __init__(
-        self, editable: Editable, path: str | Path | None = None, most: int = TEXT_BYTES, layer: int | None = None
-    ) -> None:
+    def __init__(self, editable: Editable, path: str | Path | None = None, layer: int | None = None) -> None:
         self._editable, self._layer = editable, layer if path is None else None
         # By row: the states that enter the layer and those that leave the last one, [2, tokens, d_model], on the CPU.
         self._states: dict[int, Tensor] = {}
@@ -75,13 +74,16 @@ class GenericText:
         else:
             self.rows = _rows_of(editable, Path(path))
         vocabulary = editable.model.config.get_text_config().vocab_size
-        count, most_rows = len(self.rows), max(1, most // (4 * vocabulary * len(self.rows[0])))
+        count, most_rows = len(self.rows), max(1, TEXT_BYTES // (4 * vocabulary * len(self.rows[0])))
         few = count <= most_rows
         self._compared = set(range(count) if few else Random(DRIFT_SEED).sample(range(count), most_rows))
         self.drift_rows = len(self._compared), count
         self._reference: dict[int, Tensor] = {}
-        kept = self._kept()
-        recalled = kept is not None and self._recall(kept)
+        kept, recalled = self._kept(), False
+        if kept is not None:
+            with suppress(EditError):  # there are none yet, or they are damaged
+                self._states = dict(enumerate(load_state(kept, "holds no states")[0]["states"]))
+                recalled = True
         self.perplexity = self.measure()[1]
         self._measured = True
         if kept is not None and not recalled:
@@ -97,17 +99,6 @@ class GenericText:
             return None
         about = repr((weights, self.rows, self._layer, str(self._editable.model.dtype)))
         return cache.path("states", sha256(about.encode()).hexdigest()[:24], ".safetensors")
-
-    def _recall(self, kept: Path) -> bool:
-        """Take the states that an earlier run kept; return whether there are any."""
-        try:
-            states = load_state(kept, "holds no states")[0]["states"]
-        except (EditError, KeyError):
-            return False
-        if states.shape != (len(self.rows), 2, len(self.rows[0]), self._editable.d_model):
-            return False
-        self._states = dict(enumerate(states))
-        return True
 
     @torch.no_grad()
     def measure(self, editable: Editable | None = None) -> tuple[float, float]:
@@ -177,12 +168,11 @@ def _rows_of(editable: Editable, path: Path) -> list[list[int]]:
 class ReferenceDistributions:
     """Next-token distributions of the unedited model after some contexts, in float32 on the CPU.
 
-    The contexts are sampled, by a hash of their tokens, where those of all processes, `count`, would take more than
-    `most` bytes.
+    They are sampled, by a hash of their tokens, where those of all processes, `count`, would exceed `NEIGHBOR_BYTES`.
     """
 
-    def __init__(self, contexts: Sequence[Context], vocabulary: int, count: int, most: int = NEIGHBOR_BYTES) -> None:
-        share = most / (4 * vocabulary * max(1, count))
+    def __init__(self, contexts: Sequence[Context], vocabulary: int, count: int) -> None:
+        share = NEIGHBOR_BYTES / (4 * vocabulary * max(1, count))
         draws = {each: int.from_bytes(sha256(repr(each).encode()).digest()[:8], "big") / 2**64 for each in contexts}
         self.contexts = frozenset(context for context, draw in draws.items() if share >= 1 or draw < share)
         self._kept: dict[Context, Tensor] = {}

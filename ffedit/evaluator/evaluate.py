@@ -48,7 +48,6 @@ class Evaluation:
         full: also measure what takes longest: sampled text (entropy, consistency), neighbors behind the edit's
             sentence.
         only: indices of the facts to evaluate, a share for one of several processes; None for all.
-        budget: padded tokens in a batch.
         weights: `reference_weights` of a whole data set; None for those of `facts`.
         edit: an edit to be measured at once: both states generate in the same steps, which takes half as long.
 
@@ -64,13 +63,12 @@ class Evaluation:
         progress: Progress = silent,
         full: bool = False,
         only: Sequence[int] | None = None,
-        budget: int = TOKENS,
         weights: Mapping[str, float] | None = None,
         edit: Edit | None = None,
     ) -> None:
         if not facts:
             raise FactError("no facts to evaluate; give at least one")
-        self.editable, self._progress, self._budget = editable, progress, budget
+        self.editable, self._progress = editable, progress
         indices = range(len(facts)) if only is None else only
         prompts = questions(editable, [facts[i] for i in indices], facts, full)
         self._questions = dict(zip(indices, prompts, strict=True))
@@ -128,7 +126,7 @@ class Evaluation:
         kinds = {kind for metric in METRICS.values() for kind in metric.generates}
         generations = Generations(editable, (request for q in prompts for request in requests(q, kinds)))
         watched, follow = self._reference.contexts, generations.follow
-        answers = ask(editable, texts, self._budget, generations.closed, watched, listen, follow, self._progress)
+        answers = ask(editable, texts, TOKENS, generations.closed, watched, listen, follow, self._progress)
         if finish:
             generations.finish()
         else:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,11 +22,6 @@ from ffedit.inference.replay import logits_at
 from ffedit.model.editable import Editable
 from ffedit.model.tokenization import Encoded, decode
 from ffedit.progress import Progress, silent
-
-# Called with contexts and the log-probabilities of the token after each, [k, vocabulary], nats.
-Listener: TypeAlias = Callable[[list[Context], Tensor], None]
-# Called with each pass, and the argmax after every context so far.
-Follower: TypeAlias = Callable[[Pass[Tensor], Mapping[Context, int]], None]
 
 
 @dataclass(frozen=True)
@@ -47,8 +42,8 @@ def ask(
     budget: int = TOKENS,
     closed: Collection[Encoded] = (),
     watched: Collection[Context] = (),
-    listener: Listener | None = None,
-    follower: Follower | None = None,
+    listener: Callable[[list[Context], Tensor], None] | None = None,
+    follower: Callable[[Pass[Tensor], Mapping[Context, int]], None] | None = None,
     progress: Progress = silent,
 ) -> dict[Encoded, Answer]:
     """Score the answers of `texts` with the model in its current state.
@@ -59,8 +54,8 @@ def ask(
         budget: padded tokens in a batch; a batch has one row at least.
         closed: those of `texts` for which the argmax after the last token is returned, too.
         watched: contexts among those of `texts` whose whole distributions go to `listener`, batch by batch.
-        listener: called with these.
-        follower: called with each pass, for what goes on from it.
+        listener: called with these contexts and the log-probabilities of the token after each, [k, vocabulary], nats.
+        follower: called with each pass, for what goes on from it, and the argmax after every context so far.
         progress: progress callback.
 
     Raises:

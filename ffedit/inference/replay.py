@@ -66,10 +66,7 @@ def run_to(editable: Editable, ids: Tensor, layer: int, **inputs: Any) -> None:
     """
     nothing = torch.zeros(*ids.shape, editable.d_model, dtype=editable.feed_forward[0].dtype, device=editable.device)
     with editable.skipping(editable.layers[layer + 1 :], nothing), editable.without_logits():
-        if inputs:
-            editable.run(input_ids=ids, **inputs)
-        else:
-            editable.forward(ids)
+        editable.run(input_ids=ids.to(editable.device), **(inputs or {"use_cache": False}))
 
 
 @torch.no_grad()

@@ -19,7 +19,7 @@ from ffedit import EditError, Fact, FactError, ModelError, Scores, evaluate
 from ffedit.cli.work.result import evaluated
 from ffedit.display.html.result import result_page
 from ffedit.display.terminal.scores import all_scores, before_after
-from ffedit.evaluator import Evaluation, GenericText
+from ffedit.evaluator import Evaluation, GenericText, drift
 from ffedit.evaluator.drift import ReferenceDistributions
 from ffedit.facts.formats import parse
 from ffedit.loading.verify import find_and_verify
@@ -126,12 +126,14 @@ def test_the_published_form_of_knowedit_is_scored_by_kind() -> None:
     assert told.index("locality/") < told.index(f"  {relation}") < told.index("portability/\n  Reasoning")
 
 
-def test_a_sample_of_neighbors_is_kept_where_all_would_be_too_many() -> None:
+def test_a_sample_of_neighbors_is_kept_where_all_would_be_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
     contexts = [(i,) for i in range(100)]
-    assert len(ReferenceDistributions(contexts, 10, 100, most=4000).contexts) == 100
-    some = ReferenceDistributions(contexts, 10, 100, most=400)
+    monkeypatch.setattr(drift, "NEIGHBOR_BYTES", 4000)
+    assert len(ReferenceDistributions(contexts, 10, 100).contexts) == 100
+    monkeypatch.setattr(drift, "NEIGHBOR_BYTES", 400)
+    some = ReferenceDistributions(contexts, 10, 100)
     assert 4 <= len(some.contexts) <= 16
-    shares = [ReferenceDistributions(contexts[rank::2], 10, 100, most=400).contexts for rank in range(2)]
+    shares = [ReferenceDistributions(contexts[rank::2], 10, 100).contexts for rank in range(2)]
     assert some.contexts == shares[0] | shares[1], "two processes sample what one does"
     kept = sorted(some.contexts)
     log_probs = torch.randn(len(kept), 10).log_softmax(-1)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import partial
-from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -24,12 +22,12 @@ from ffedit.evaluator import (
     GenericText,
     LeftOut,
     Report,
+    drift,
     interval,
     left_out,
     mean_scores,
     paired,
 )
-from ffedit.evaluator.drift import ReferenceDistributions
 from ffedit.model.editable import Editable
 
 LONG = "the city of " * 18 + "red river is"  # 57 tokens, of 64 that the model takes
@@ -143,9 +141,7 @@ def crowded(first: Fact, second: Fact) -> list[Fact]:
 def test_what_was_left_out_is_counted_and_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     editable, some = zoo.trained("gpt2"), crowded(*facts(3)[1:])
     (tmp_path / "text.txt").write_text("the Eiffel tower is located in Paris . " * 80)
-    monkeypatch.setattr(
-        import_module("ffedit.evaluator.evaluate"), "GenericText", partial(GenericText, most=4 * 97 * 64 * 3)
-    )
+    monkeypatch.setattr(drift, "TEXT_BYTES", 4 * 97 * 64 * 3)
     report = evaluate(editable, some, Nothing({}, {}, {}, (), {}), text=tmp_path / "text.txt", full=True)
     rows = 80 * 8 // 64
     assert report.left_out == (
@@ -167,11 +163,7 @@ def test_what_was_left_out_is_counted_and_told(tmp_path: Path, monkeypatch: pyte
 
 
 def test_neighbors_outside_the_sample_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        import_module("ffedit.evaluator.evaluate"),
-        "ReferenceDistributions",
-        partial(ReferenceDistributions, most=4 * 97 * 4),
-    )
+    monkeypatch.setattr(drift, "NEIGHBOR_BYTES", 4 * 97 * 4)
     near = [{"prompt": f"the {word} red river is in", "target": "Madrid"} for word in zoo.WORDS[40:48]]
     one, two = (replace(fact, neighbors=some) for fact, some in zip(facts(3)[1:], (near[:5], near[5:]), strict=True))
     evaluation = Evaluation(zoo.trained("gpt2"), [one, two])
@@ -193,7 +185,7 @@ def test_a_benchmark_tells_what_it_left_out_and_what_weights_are_of(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str
 ) -> None:
     (tmp_path / "text.txt").write_text("the Eiffel tower is located in Paris . " * 80)
-    monkeypatch.setattr("ffedit.benchmark.run.GenericText", partial(GenericText, most=4 * 97 * 64 * 3))
+    monkeypatch.setattr(drift, "TEXT_BYTES", 4 * 97 * 64 * 3)
     some = crowded(*facts(3)[1:])
     some[0] = replace(some[0], references=("the tower is in Rome",))
     out = tmp_path / "out"
