@@ -30,14 +30,13 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 import ffedit
 from ffedit.algebra.linalg import double
 from ffedit.benchmark.folder import EDITS, UNEDITED, needed
 from ffedit.benchmark.settings import checkpoints
 from ffedit.benchmark.task import Scorer, Task
 from ffedit.editor.combine import combine
+from ffedit.editor.config import EditConfig
 from ffedit.editor.edit import Edit, applied_edits
 from ffedit.editor.methods import METHODS
 from ffedit.errors import EditError, FFEditError, ModelError, ProcessError
@@ -112,18 +111,8 @@ def edit_chunk(task: Task, chunk: int, facts: Sequence[Fact], method: str, failu
     name, config, group = f"{chunk:05d}", task.configs[method], task.process_group
 
     def edited(method: str) -> Edit:
-        started, layers = time.perf_counter(), task.layers_of(method)
-        edit = ffedit.edit(
-            task.editable,
-            facts,
-            method,
-            layers=layers,
-            config=config,
-            stats=task.stats,
-            progress=task.progress,
-            process_group=group,
-        )
-        return timed(edit, 0.0, started)
+        started = time.perf_counter()
+        return timed(make_edit(task, facts, method, config), 0.0, started)
 
     def solved() -> Edit:
         """Solve for values that the methods share, where they do; they are chosen once, by MEMIT."""
@@ -145,6 +134,23 @@ def edit_chunk(task: Task, chunk: int, facts: Sequence[Fact], method: str, failu
         return timed(edit, sum(values.provenance["seconds"].values()), started)
 
     return solved() if task.mode.name == "single" else saved(task.folder / EDITS / method / name, solved, group)
+
+
+def make_edit(
+    task: Task, facts: Sequence[Fact], method: str, config: EditConfig, preserve: Sequence[Edit] = ()
+) -> Edit:
+    """Choose values for `facts` and solve for them in all processes, on the model in its current state."""
+    return ffedit.edit(
+        task.editable,
+        facts,
+        method,
+        layers=task.layers_of(method),
+        config=config,
+        stats=task.stats,
+        preserve=preserve,
+        progress=task.progress,
+        process_group=task.process_group,
+    )
 
 
 def timed(edit: Edit, choosing: float, started: float) -> Edit:
@@ -169,16 +175,11 @@ def edit_in_sequence(task: Task) -> None:
 
 
 class Weights:
-    """The value matrices that a sequence changes, with saving and restoring; `originals` by address."""
+    """The value matrices that a sequence changes, with saving and loading; `originals` by address."""
 
     def __init__(self, memories: Sequence[KeyValueMemory]) -> None:
         self._memories = memories
         self.originals = {memory.address: memory.value.clone() for memory in memories}
-
-    def restore_(self) -> None:
-        """Put the unedited matrices back, bit for bit."""
-        for memory in self._memories:
-            memory.set_(self.originals[memory.address])
 
     @property
     def norm_ratio(self) -> float:
@@ -192,8 +193,9 @@ class Weights:
         with needed():
             save_state(path, tensors, values)
 
-    def load_(self, tensors: Mapping[str, Tensor]) -> None:
-        """Set the matrices to those of a state that `save` wrote."""
+    def load_(self, path: Path) -> None:
+        """Set the matrices to those of a state that `save` wrote; EditError where it cannot be read."""
+        tensors, _ = load_state(path, "cannot be read")
         for memory in self._memories:
             memory.set_(tensors[str(memory.address)])
 
@@ -211,7 +213,8 @@ def _temporarily_edited(editable: Editable, memories: Sequence[KeyValueMemory]) 
         yield weights
     finally:
         editable.history = history
-        weights.restore_()
+        for memory in memories:
+            memory.set_(weights.originals[memory.address])
 
 
 class MethodSequence:
@@ -233,7 +236,7 @@ class MethodSequence:
             self._scorer.record_edited(facts, method, when, chunk, model)
 
         last, seconds = task.process_group.by_first(self._resumed)
-        task.process_group.in_all(partial(self._catch_up, last))
+        task.process_group.in_all(lambda: None if last < 0 or task.process_group.first else self._load(last))
         written: list[int] = []
         for chunk, facts in enumerate(self._chunks):
             if chunk > last and not task.journal.failed(method, chunk):
@@ -259,20 +262,8 @@ class MethodSequence:
         Raises EditError where there is no edit, or the weights would not be finite; they are unchanged then.
         """
         task, method, group = self._task, self._method, self._task.process_group
-        facts, layers = [task.facts[i] for i in self._chunks[chunk]], task.layers_of(method)
-        config, stats, preserve = task.configs[method], task.stats, applied_edits(task.editable)
-        make = partial(
-            ffedit.edit,
-            task.editable,
-            facts,
-            method,
-            layers=layers,
-            config=config,
-            stats=stats,
-            preserve=preserve,
-            progress=task.progress,
-            process_group=group,
-        )
+        facts, preserve = [task.facts[i] for i in self._chunks[chunk]], applied_edits(task.editable)
+        make = partial(make_edit, task, facts, method, task.configs[method], preserve)
         preserves, started = METHODS[method].preserves, time.perf_counter()
         edit = saved(self._folder / f"{chunk:05d}", make, group) if preserves else make()
         seconds = time.perf_counter() - started
@@ -291,18 +282,13 @@ class MethodSequence:
     def _follow(self) -> None:
         """Load the weights that the first process saved last; in that process, do nothing."""
         if not self._task.process_group.first:
-            self._weights.load_(load_state(self._file, "cannot be read")[0])
+            self._weights.load_(self._file)
 
-    def _catch_up(self, last: int) -> None:
-        """Load what the first process resumed from, the state after the chunk `last`; in that process, do nothing."""
-        if last >= 0 and not self._task.process_group.first:
-            self._follow()
-            self._remember(last)
-
-    def _remember(self, last: int) -> None:
-        """Load the edits up to the chunk `last` that a method preserves."""
+    def _load(self, last: int) -> None:
+        """Load the state after the chunk `last`: the weights, and the edits up to it that a method preserves."""
         written = [chunk for chunk in range(last + 1) if not self._task.journal.failed(self._method, chunk)]
         edits = [Edit.load(self._folder / f"{chunk:05d}") for chunk in written if METHODS[self._method].preserves]
+        self._weights.load_(self._file)
         self._task.editable.history.edits = {edit.fingerprint(): edit for edit in edits}
 
     def _resumed(self) -> tuple[int, float]:
@@ -312,18 +298,15 @@ class MethodSequence:
         """
         journal, method, stops, edited = self._task.journal, self._method, checkpoints(self._chunks), 0
         try:
-            tensors, state = load_state(self._file, "nothing to resume from")
+            state = load_state(self._file, "nothing to resume from")[1]
             last = state["chunk"]
             for chunk in range(last):
                 edited += 0 if journal.failed(method, chunk) else len(self._chunks[chunk])
                 whole = chunk not in stops or journal.done(method, f"at {edited}", chunk)
                 if not (whole and journal.done(method, "after", chunk)):
                     raise EditError("measurements are missing")
-            self._remember(last)
-            self._weights.load_(tensors)
+            self._load(last)
             return last, state["seconds"]
         except EditError:  # nothing to resume from
             shutil.rmtree(self._folder, ignore_errors=True)
-            self._weights.restore_()
-            self._task.editable.history.edits = {}
             return -1, 0.0

@@ -140,7 +140,8 @@ class _Costs:
     def editing(self, layers: Sequence[int], method: str) -> Stage:
         """Estimate the values and the equations."""
         count, most = len(by_subject(self.facts)), self.config.value.steps
-        steps, solving = min(USUAL_STEPS, most), self.solving(layers)
+        steps = min(USUAL_STEPS, most)
+        solving = SOLVING * self.operation * sum(memory.d_ff**3 for memory in self._memories(layers))
         generated = sum(self.config.prompts.context_tokens)
         words = f"{method}: {counted(count, 'value')} in about {steps} steps, at most {most}; solve"
         stage = self._stage("edit", words, self._values(count, layers[-1], steps), generated, solving)
@@ -168,10 +169,6 @@ class _Costs:
         prefix = fmean(prompts.context_tokens) if prompts.context_tokens else 0.0
         texts = (1 + prompts.contexts) * (self.length + prefix) + len(prompts.essence_prompts) * self.length
         return count * texts * (1 + steps * WITH_GRADIENT * (self.depth - layer) / self.depth)
-
-    def solving(self, layers: Sequence[int]) -> float:
-        """Return the seconds of the equations at `layers`."""
-        return SOLVING * self.operation * sum(memory.d_ff**3 for memory in self._memories(layers))
 
     def _memories(self, layers: Sequence[int]) -> list[KeyValueMemory]:
         return [memory for layer in layers for memory in self.editable.feed_forward[layer].memories]

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 from ffedit.editor.provenance import versions
 from ffedit.errors import EditError
@@ -36,8 +36,6 @@ MANIFEST, EDITS, REPORT, TABLES = "manifest.json", "edits", "report.json", "repo
 RESULTS = "results.jsonl"
 OWN = (MANIFEST, "results*.jsonl", REPORT, TABLES, EDITS)
 WAYS_OUT = "name another folder, or replace these results with --force"
-# method, moment, chunk, index of the fact
-Key: TypeAlias = tuple[str, str, int, int]
 # As method: the unedited model. As index of a fact: the whole model; this line closes a group.
 UNEDITED, WHOLE = "", -1
 # What is read of a line. That of a fact has its scores, or the error that it has none because of; so has a model's.
@@ -68,7 +66,7 @@ class Line:
     measured: Mapping[str, Any]  # the measurements, plain JSON
 
     @property
-    def key(self) -> Key:
+    def key(self) -> tuple[str, str, int, int]:
         """Return the identity of the line: of two lines with one key, one is kept."""
         return self.method, self.when, self.chunk, self.fact
 

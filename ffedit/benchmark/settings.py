@@ -12,7 +12,6 @@ A subject has one key, so its facts are never split: a chunk ends with the first
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from collections import Counter
@@ -33,6 +32,7 @@ from ffedit.facts.fact import Fact
 from ffedit.inference.corpus import Corpus
 from ffedit.inference.distributed import ProcessGroup
 from ffedit.inference.names import names, stands_in
+from ffedit.inference.text import digest
 from ffedit.model.editable import Editable
 from ffedit.model.fingerprint import fingerprint
 from ffedit.model.memory import Address
@@ -148,13 +148,13 @@ def check_reach(
 def identity(editable: Editable, facts: Sequence[Fact], mode: Mode, text: Path | None, full: bool) -> dict[str, Any]:
     """Return the settings known before any computation, as plain JSON."""
     try:
-        generic = None if text is None else _digest(text.read_bytes())
+        generic = None if text is None else digest(text.read_bytes())
     except OSError as error:
         raise EditError(f"{text}: cannot be read ({error.strerror})") from error
     content = json.dumps([fact.to_dict() for fact in facts], sort_keys=True)
     return {
         "model": {"name": editable.name, "fingerprint": fingerprint(editable)},
-        "facts": {"count": len(facts), "fingerprint": _digest(content.encode())},
+        "facts": {"count": len(facts), "fingerprint": digest(content.encode())},
         "mode": str(mode),
         "chat": editable.chat,
         "full": full,
@@ -205,7 +205,3 @@ def statistics_of(moments: Mapping[Address, KeyMoments]) -> dict[str, Any]:
     """Return what identifies the key statistics, as plain JSON; an empty dict where no method needs any."""
     identities = {str(at): {name: getattr(c, name) for name in IDENTITY} for at, c in moments.items()}
     return json.loads(json.dumps({"statistics": identities})) if identities else {}
-
-
-def _digest(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()[:16]
