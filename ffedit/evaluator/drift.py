@@ -17,7 +17,6 @@ from there.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
@@ -66,8 +65,6 @@ class GenericText:
 
     def __init__(self, editable: Editable, path: str | Path | None = None, layer: int | None = None) -> None:
         self._editable, self._layer = editable, layer if path is None else None
-        # By row: the states that enter the layer and those that leave the last one, [2, tokens, d_model], on the CPU.
-        self._states: dict[int, Tensor] = {}
         self._measured = False
         if path is None:
             self.rows = own_text(editable, DRIFT_ROWS, min(DRIFT_TOKENS, editable.max_tokens), DRIFT_SEED)
@@ -79,11 +76,14 @@ class GenericText:
         self._compared = set(range(count) if few else Random(DRIFT_SEED).sample(range(count), most_rows))
         self.drift_rows = len(self._compared), count
         self._reference: dict[int, Tensor] = {}
-        kept, recalled = self._kept(), False
-        if kept is not None:
-            with suppress(EditError):  # there are none yet, or they are damaged
-                self._states = dict(enumerate(load_state(kept, "holds no states")[0]["states"]))
-                recalled = True
+        kept = self._kept()
+        # By row: the states that enter the layer and those that leave the last one, [2, tokens, d_model], on the CPU.
+        self._states: dict[int, Tensor]
+        try:
+            self._states = dict(enumerate(load_state(kept, "holds no states")[0]["states"])) if kept else {}
+        except EditError:  # there are none yet, or they are damaged
+            self._states = {}
+        recalled = bool(self._states)
         self.perplexity = self.measure()[1]
         self._measured = True
         if kept is not None and not recalled:

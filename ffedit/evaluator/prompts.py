@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from ffedit.errors import FactError
@@ -160,8 +159,10 @@ def _questions(editable: Editable, fact: Fact, edited: Edited, own: dict[str, En
         """Encode aliases after `prompt`; one that the tokenizer cannot encode is skipped: the model cannot say it."""
         encoded = []
         for name in names:
-            with suppress(FactError):
+            try:
                 encoded.append(text(prompt, name))
+            except FactError:
+                continue
         return tuple(encoded)
 
     def stated(prompt: str, named: bool = True) -> Pair:
