@@ -76,16 +76,10 @@ CPU = torch.device("cpu")
 ROUNDING = 2.0**-23
 # Of what a file says beside the tensors.
 FORM = {
-    **{"count!": INTEGER, "source!": TEXT, "fingerprint!": TEXT, "ridge": NUMBER, "texts!": [TEXT], "model": TEXT},
-    **{
-        "numbers": TEXT,
-        "address": TEXT,
-        "dtype": TEXT,
-        "weighting": TEXT,
-        "convergence": Maybe(NUMBER),
-        "condition": Maybe(NUMBER),
-    },
-    **{"seconds": NUMBER, "reached": Maybe(INTEGER), "left_out": INTEGER, "sinks": INTEGER},
+    **{"count!": INTEGER, "source!": TEXT, "fingerprint!": TEXT, "texts!": [TEXT], "ridge": NUMBER, "seconds": NUMBER},
+    **dict.fromkeys(("numbers", "model", "address", "dtype", "weighting"), TEXT),
+    **{"convergence": Maybe(NUMBER), "condition": Maybe(NUMBER)},
+    **{"reached": Maybe(INTEGER), "left_out": INTEGER, "sinks": INTEGER},
 }
 
 
@@ -219,23 +213,20 @@ class KeyMoments:
                 moments = cls(**{name: file.get_tensor(name) for name in set(file.keys())}, **about)
                 if numbers is not None:  # else a file of an earlier version
                     vars(moments)["numbers"] = numbers
-            moments._check_shapes()
+            total, probes = moments.sum, moments.sum[:0] if moments.probes is None else moments.probes
+            if total.ndim != 2 or total.shape[0] != total.shape[1] or probes.shape[1:] != total.shape[1:]:
+                raise ValueError(f"sum is {list(total.shape)}, probes are {list(probes.shape)}")
+            if total.dtype != torch.float64 or not probes.is_floating_point() or not 1 <= moments.count < 2**63:
+                raise ValueError(f"sum is {total.dtype}, of {moments.count} tokens")
         except (OSError, SafetensorError, KeyError, TypeError, ValueError, RecursionError) as error:
-            why = brief(error)
-            raise EditError(f"{path}: not a file of key statistics ({why}); delete it or name another") from error
+            raise EditError(
+                f"{path}: not a file of key statistics ({brief(error)}); delete it or name another"
+            ) from error
         if fingerprint is not None and moments.fingerprint != fingerprint:
             raise EditError(
                 f"{path}: statistics of {moments.fingerprint}, but {fingerprint} was expected; collect them anew"
             )
         return moments
-
-    def _check_shapes(self) -> None:
-        """Raise a ValueError where sum and probes are not the float matrices of some keys, or no text was counted."""
-        shape, sampled = self.sum.shape, self.sum[:0] if self.probes is None else self.probes
-        if len(shape) != 2 or shape[0] != shape[1] or sampled.ndim != 2 or sampled.shape[1] != shape[0]:
-            raise ValueError(f"sum is {list(shape)}, probes are {list(sampled.shape)}")
-        if self.sum.dtype != torch.float64 or not sampled.is_floating_point() or not 1 <= self.count < 2**63:
-            raise ValueError(f"sum is {self.sum.dtype}, of {self.count} tokens")
 
 
 def second_moment(total: Tensor, count: int, ridge: float) -> Tensor:
@@ -314,11 +305,6 @@ class KeyMomentsFitter:
         self.sinks = 0
         self.median = 0.0
         self.probes: Tensor | None = None
-
-    @property
-    def count(self) -> int:
-        """Number of tokens seen."""
-        return sum(self.counts)
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Return the tensors and numbers collected so far, from which `restore_` goes on with the same bits."""
@@ -425,7 +411,7 @@ class KeyMomentsFitter:
             EditError: no token was seen, keys are not finite, or all are zero. An expert that no token reached is no
                 error here: an edit of it is.
         """
-        if not self.count:
+        if not (count := sum(self.counts)):
             raise EditError(f"no text to collect key statistics from: {source} holds no tokens")
         keys = f"the keys of layer {about['address']}" if "address" in about else "the keys"
         if not self.is_finite():
@@ -442,12 +428,12 @@ class KeyMomentsFitter:
             "ridge": ridge,
             "convergence": convergence,
             "probes": self.probes,
-            "condition": condition(total.to(device), added(total, self.count, ridge)) if any(self.reached) else None,
+            "condition": condition(total.to(device), added(total, count, ridge)) if any(self.reached) else None,
             "reached": sum(self.reached),
             "left_out": self.left_out,
             "sinks": self.sinks,
         }
-        return KeyMoments(total.cpu(), self.count, source, fingerprint, **measured | about)
+        return KeyMoments(total.cpu(), count, source, fingerprint, **measured | about)
 
 
 def _mirror_(upper: Tensor) -> Tensor:

@@ -33,10 +33,6 @@ class Blocks:
         """[Σ rows, Σ columns]."""
         return sum(len(block) for block in self.blocks), sum(block.shape[1] for block in self.blocks)
 
-    def to(self, device: torch.device) -> Blocks:
-        """Return a copy on another device."""
-        return Blocks(tuple(block.to(device) for block in self.blocks))
-
     @property
     def T(self) -> Blocks:
         """Transpose."""
@@ -83,12 +79,6 @@ def diagonal(blocks: Sequence[Tensor]) -> Moment:
     return blocks[0] if len(blocks) == 1 else Blocks(tuple(blocks))
 
 
-def split(rows: Tensor, matrix: Moment) -> tuple[Tensor, ...]:
-    """Split `rows` [n, Σ rows of the blocks] as the blocks are."""
-    pieces: tuple[Tensor, ...] = rows.split([len(block) for block in blocks_of(matrix)], -1)
-    return pieces
-
-
 def double(tensor: Tensor) -> Tensor:
     """Convert `tensor` to float64; move it to the CPU first where its device has no float64."""
     return tensor.double() if has_float64(tensor.device) else tensor.cpu().double()
@@ -105,20 +95,15 @@ def has_float64(device: torch.device) -> bool:
 
 
 def whiten(k: Tensor, C: Metric) -> Tensor:
-    """Return C⁻¹ k by a Cholesky factorisation, never by an inverse; of `Blocks`, block by block.
+    """Return C⁻¹ k, [d_in, n], float64, by a Cholesky factorisation of C, never by an inverse; for keys k [d_in, n].
 
-    Args:
-        k: keys, [d_in] or [d_in, n], as is the result in float64.
-        C: second moment of the keys, [d_in, d_in]; symmetric, positive definite.
-
-    Raises:
-        EditError: C is not positive definite.
+    EditError where C [d_in, d_in] is not positive definite. `Blocks` are solved block by block.
     """
+    columns = double(k)
     if isinstance(C, Updated):
-        return C.solve(double(k).reshape(k.shape[0], -1)).reshape(k.shape)
-    columns = split(double(k).reshape(k.shape[0], -1).T, C)
-    whitened = [_solve(factor(double(B)), c.T) for c, B in zip(columns, blocks_of(C), strict=True)]
-    return torch.cat(whitened).reshape(k.shape)
+        return C.solve(columns)
+    pieces = columns.split([len(block) for block in blocks_of(C)])
+    return torch.cat([_solve(factor(double(B)), piece) for piece, B in zip(pieces, blocks_of(C), strict=True)])
 
 
 def factor(C: Tensor) -> Tensor:
@@ -162,7 +147,7 @@ class RefinedInverse:
     """
 
     def __init__(self, C: Tensor, exact: float = EXACT, shift: float = 0.0) -> None:
-        """Factor C + `shift` I, C being [d, d], float64; EditError where it is not positive definite.
+        """Factor C + `shift` I, [d, d], float64 (EditError where it is not positive definite).
 
         Solutions are refined until their residual is no more than the share `exact` of the right side.
         """

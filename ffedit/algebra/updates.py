@@ -40,7 +40,7 @@ ROUNDING = 1e-8
 
 
 def context_spread(keys: Iterable[tuple[Tensor, Tensor, Tensor]], weight: float) -> Tensor:
-    """Return the spread of subjects' keys over their contexts, which adds to C `weight` times as much as all text.
+    """Return A, [Σ n, d_in], float64, with C' = C + AᵀA: the spread of subjects' keys over their contexts.
 
         C' = C + w mean over subjects of Σ_j s_j (k_j − k*)(k_j − k*)ᵀ        k* = Σ_j s_j k_j
 
@@ -49,13 +49,8 @@ def context_spread(keys: Iterable[tuple[Tensor, Tensor, Tensor]], weight: float)
     from context to context, so that Δ k_j ≈ Δ k* while (W + Δ) k* = v* still holds exactly. The mean, not the sum: a
     hundred subjects with ten contexts each would leave little of key space to text.
 
-    Args:
-        keys: for each subject, k* [d_in], the keys k_j at its last token in several contexts, [n, d_in], and the shares
-            s_j of these in k*, [n].
-        weight: w; 0 is ROME.
-
-    Returns:
-        A with C' = C + AᵀA, [Σ n, d_in], float64; no rows where the weight is 0.
+    `keys` are, for each subject, k* [d_in], the keys k_j at its last token in several contexts, [n, d_in], and the
+    shares s_j of these in k*, [n]. Weight 0 is ROME: then A has no rows.
     """
     keys = list(keys)
     each = weight / len(keys)
@@ -145,7 +140,7 @@ def least_squares(W: Tensor, K: Tensor, V: Tensor, C: Metric, weight: float, kep
 
 
 def projector(C: Tensor, share: float, eigh: Eigh = torch.linalg.eigh) -> Tensor:
-    """Return AlphaEdit's projector P = U Uᵀ, as the directions U of key space that ordinary text hardly uses.
+    """Return AlphaEdit's projector P = U Uᵀ, as the directions U [d_in, m] of key space that text hardly uses.
 
     They are the eigenvectors of C [d_in, d_in] with the smallest eigenvalues, as many as together hold at most `share`
     of tr(C), so that E‖Uᵀk‖² <= share · E‖k‖². AlphaEdit (Fang et al. 2025, arXiv 2410.02355, eq. 5-7) takes all
@@ -155,9 +150,6 @@ def projector(C: Tensor, share: float, eigh: Eigh = torch.linalg.eigh) -> Tensor
         C: second moment of keys, [d_in, d_in].
         share: a share of tr(C).
         eigh: returns the eigenvalues of a symmetric matrix, ascending, and its eigenvectors.
-
-    Returns:
-        U, orthonormal columns, [d_in, m], float64.
 
     Raises:
         EditError: no direction is that little used, or all are.

@@ -18,7 +18,7 @@ import torch
 
 from ffedit.editor.config import EditConfig
 from ffedit.editor.methods import METHODS
-from ffedit.editor.statistics import are_cached
+from ffedit.editor.statistics import in_cache
 from ffedit.evaluator.drift import DRIFT_ROWS, DRIFT_TOKENS
 from ffedit.evaluator.generations import TEXT_TOKENS
 from ffedit.evaluator.prompts import questions
@@ -132,7 +132,8 @@ class _Costs:
 
     def collecting(self, layers: Sequence[int], text: Corpus) -> Stage:
         """Estimate the key statistics of `layers`."""
-        if are_cached(self.editable, self._memories(layers), text):
+        memories = self._memories(layers)
+        if len(in_cache(self.editable, memories, text)) == len(memories):
             return self._stage("statistics", "read from the cache", 0)
         share = (1 + layers[-1]) / self.depth
         return self._stage("statistics", f"the keys of {text.tokens:,} tokens", text.tokens * share)

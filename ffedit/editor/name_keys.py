@@ -23,7 +23,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ffedit.algebra.linalg import Moment, blocks_of, diagonal, double
+from ffedit.algebra.linalg import Moment, diagonal, double
 from ffedit.editor.config import KeyConfig
 from ffedit.editor.edit import unedited
 from ffedit.editor.key import read_layers
@@ -73,21 +73,15 @@ class NameMoment:
         """Names that do not count."""
         return tuple(self.known.names[i] for i in self.which)
 
-    @property
-    def of_all(self) -> Moment:
-        """Moment of all names, [Σ d_ff, Σ d_ff], float64, on the device where the layer is solved."""
-        parts = self._parts(self.known.keys)
-        return diagonal([double(part.T @ part).mul_(self.weight) for part in parts])
-
     def add_all_to_(self, C: Tensor) -> None:
         """Add the moment of all names in place to that of a layer with a single memory, without a matrix as large."""
-        (keys,) = self._parts(self.known.keys)
+        (keys,) = self._keys()
         for rows, columns in zip(C.split(BLOCK), keys.split(BLOCK, 1), strict=True):
             rows.add_(double(columns.T @ keys), alpha=self.weight)
 
-    def _parts(self, keys: Tensor) -> list[Tensor]:
-        """Return `keys` [names, Σ d_ff] of each memory, float32, on the device where the layer is solved."""
-        return [part.float().to(self.ff.solve_device) for part in keys.split(self.ff.sizes, 1)]
+    def _keys(self) -> list[Tensor]:
+        """Return the keys of all names in each memory, float32, on the device where the layer is solved."""
+        return [part.float().to(self.ff.solve_device) for part in self.known.keys.split(self.ff.sizes, 1)]
 
     @property
     def rows(self) -> Tensor:
@@ -97,11 +91,12 @@ class NameMoment:
 
     @cached_property
     def moment(self) -> Moment:
-        """Moment of the names that count, as `of_all`."""
-        if not self.count:  # the difference is rounding
-            return diagonal([block.zero_() for block in blocks_of(self.of_all)])
-        parts = zip(blocks_of(self.of_all), self.rows.split(self.ff.sizes, 1), strict=True)
-        return diagonal([block.addmm_(part.T, part, alpha=-1) for block, part in parts])
+        """Moment of the names that count, [Σ d_ff, Σ d_ff], float64, on the device where the layer is solved."""
+        blocks = []
+        for keys, left_out in zip(self._keys(), self.rows.split(self.ff.sizes, 1), strict=True):
+            block = double(keys.T @ keys).mul_(self.weight).addmm_(left_out.T, left_out, alpha=-1)
+            blocks.append(block if self.count else block.zero_())  # of no names it would be rounding
+        return diagonal(blocks)
 
 
 def name_moments(
@@ -115,14 +110,8 @@ def name_moments(
 ) -> dict[int, NameMoment]:
     """Return the moments of each layer; none where names have no weight.
 
-    Args:
-        editable: the model.
-        ff_layers: the layers.
-        subjects: subjects of the written facts; a name that is one of them, or words of one, does not count.
-        config: the weight, and what else is left out.
-        group: processes that share the reading.
-        left_out: names that do not count either, by themselves.
-        among: the names that are read; None for all that ship.
+    Names that are one of `subjects`, or words of one, do not count, nor do those in `left_out`. `among` are the names
+    that are read, None for all that ship.
     """
     if not config.names_weight:
         return {}
@@ -147,11 +136,6 @@ class NameKeys:
     names: Sequence[str]  # without those that have no token of their own
     keys: Tensor  # [names, Σ d_ff], bfloat16
     mark: str  # of the model, the layer and the names
-
-
-def name_keys(editable: Editable, ff: FeedForward, group: ProcessGroup = ALONE) -> NameKeys:
-    """Return of one layer what `read_names` does."""
-    return read_names(editable, [ff], group)[ff.layer]
 
 
 def read_names(
@@ -188,7 +172,7 @@ def read_names(
                 # A tokenizer may know none of them.
                 keys = torch.stack(every) if every else torch.zeros(0, ff.d_ff, dtype=torch.bfloat16)
                 found[ff.layer] = NameKeys(list(mentions), keys, paths[ff.layer].stem)
-                cache.write(paths[ff.layer], partial(_keep, found[ff.layer]))
+                cache.write(paths[ff.layer], partial(save_state, tensors={"keys": keys}, values=list(mentions)))
     return found
 
 
@@ -198,10 +182,6 @@ def _path(editable: Editable, ff: FeedForward, dtype: torch.dtype, among: Sequen
     about += [str(memory.address) for memory in ff.memories if ff.mixture is not None]
     about += [str(dtype)] if dtype != editable.model.dtype else []
     return cache.path("names", sha256(repr(about).encode()).hexdigest()[:24], ".safetensors")
-
-
-def _keep(read: NameKeys, path: Path) -> None:
-    save_state(path, {"keys": read.keys}, list(read.names))
 
 
 def mention_of(editable: Editable, name: str, number: int) -> Encoded | None:
@@ -214,7 +194,7 @@ def mention_of(editable: Editable, name: str, number: int) -> Encoded | None:
 
 
 def _kept(path: Path) -> NameKeys | None:
-    """Return what `_keep` kept of a layer; None where there is no sound file."""
+    """Return the keys of a layer that are in the cache; None where there is no sound file."""
     try:
         tensors, known = load_state(path, "holds no keys of names")
         return NameKeys(known, tensors["keys"], path.stem)

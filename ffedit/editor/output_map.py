@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 
 from ffedit.algebra.linalg import double
-from ffedit.errors import EditError
 from ffedit.inference import replay
 from ffedit.model import discover, hooks
 from ffedit.model.editable import Editable
@@ -35,21 +34,12 @@ DAMPING, ROUNDING = 1e-2, 1e-8
 class OutputMap:
     """Map from a layer's feed-forward output to what it adds to the residual stream: o -> c · N(o)."""
 
-    layer: int
     norm: nn.Module | None  # N; None for the identity
     device: torch.device  # where N computes
     bias: Tensor | None = None  # of the value matrix, [1, d_model], which a norm sees, too
     factor: float = 1.0  # c
     gap: float = 0.0  # relative deviation of what a probe changed in the stream from this description of it
     known: bool = True  # False where the gap is more than rounding: something changes the output that is no module
-
-    def check_known(self) -> None:
-        """Raise an EditError where the description does not hold, so that layers cannot share a value."""
-        if not self.known:
-            raise EditError(
-                f"layer {self.layer} changes its feed-forward output before it reaches the residual stream (by "
-                f"{self.gap:.0%}), so several layers cannot share a value; name one layer"
-            )
 
     def __call__(self, outputs: Tensor) -> Tensor:
         """Return what `outputs` [d_model, n] add to the residual stream, [d_model, n]."""
@@ -144,7 +134,7 @@ def find_output_map(editable: Editable, ff: FeedForward, text: Encoded, output: 
     with discover.block_calls(block, ff) as seen:
         own, before = stream(torch.zeros_like(output))
     added, bias = discover.residual_add(ff, seen).added, ff.bias()
-    way = OutputMap(ff.layer, None if added is ff.module else added, device_of(ff.module), bias)
+    way = OutputMap(None if added is ff.module else added, device_of(ff.module), bias)
     # As large as the stream itself, so that the probe survives rounding in 16 bits.
     probe = (output * (before.norm().to(output.device) / output.norm())).to(before)
     if way.norm is not None:

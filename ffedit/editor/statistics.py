@@ -151,21 +151,12 @@ def agreed_dtype(editable: Editable, group: ProcessGroup) -> torch.dtype:
     return dtype
 
 
-def are_cached(editable: Editable, memories: Sequence[KeyValueMemory], corpus: Corpus) -> bool:
-    """Return True if `collect` would read all moments from the cache."""
-    return len(_cached_memories(editable, memories, corpus)) == len(memories)
-
-
-def cached_layers(editable: Editable, corpus: Corpus) -> list[int]:
-    """Return the layers of which `collect` would read moments from the cache; of a mixture's, of any of its experts."""
-    return sorted({memory.address.layer for memory in _cached_memories(editable, editable.memories.values(), corpus)})
-
-
-def _cached_memories(editable: Editable, memories: Iterable[KeyValueMemory], corpus: Corpus) -> list[KeyValueMemory]:
+def in_cache(editable: Editable, memories: Iterable[KeyValueMemory], corpus: Corpus) -> list[Address]:
+    """Return those of `memories` whose moments `collect` would read from the cache."""
     text, _ = identity(editable, corpus, _text(editable, corpus, silent)[0])
-    marks, rules = _marks(editable, memories := list(memories)), _rules(editable, corpus)
-    entry = {at: _entry("moments", f"{mark}:{text}:{rules}") for at, mark in marks.items()}
-    return [memory for memory in memories if entry[memory.address].exists()]
+    rules = _rules(editable, corpus)
+    marks = _marks(editable, memories).items()
+    return [at for at, mark in marks if _entry("moments", f"{mark}:{text}:{rules}").exists()]
 
 
 def _marks(editable: Editable, memories: Iterable[KeyValueMemory]) -> dict[Address, str]:

@@ -33,7 +33,7 @@ from ffedit.editor.config import EditConfig
 from ffedit.editor.key import PromptSet, build_prompts, read_keys, read_layers, without_sinks
 from ffedit.editor.metric import metric
 from ffedit.editor.name_keys import NameMoment, mention_of, name_moments, read_names
-from ffedit.editor.statistics import by_layer, cached_layers, moments_for, text_for
+from ffedit.editor.statistics import by_layer, in_cache, moments_for, text_for
 from ffedit.editor.target_layers import find_ff_layers
 from ffedit.errors import EditError, FactError
 from ffedit.facts.fact import Fact, FactLike, as_facts
@@ -190,12 +190,10 @@ def _layers(
     depth = len(editable.layers)
     if layers is not None:
         return resolve_layers(depth, layers)
-    if isinstance(stats, Corpus):
-        known = cached_layers(editable, stats)
-    else:
-        known = sorted({at.layer for at in stats if at in editable.memories})
+    known = in_cache(editable, editable.memories.values(), stats) if isinstance(stats, Corpus) else stats
     own = auto_layer(editable).layer
-    return tuple(known) or tuple(range(max(0, own - 1), min(depth, own + 2)))
+    found = sorted({at.layer for at in known if at in editable.memories})
+    return tuple(found or range(max(0, own - 1), min(depth, own + 2)))
 
 
 # Keys and their directions -------------------------------------------------------------------------

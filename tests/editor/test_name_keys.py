@@ -15,12 +15,17 @@ from ffedit.algebra.linalg import double
 from ffedit.editor import name_keys as module
 from ffedit.editor.config import KeyConfig
 from ffedit.editor.key import read_at, read_layers
-from ffedit.editor.name_keys import name_keys, name_moments, read_names
+from ffedit.editor.name_keys import NameKeys, name_moments, read_names
 from ffedit.files import cache
 from ffedit.inference.corpus import Corpus
 from ffedit.inference.names import MENTIONS, alike, mention, names
+from ffedit.model.feed_forward import FeedForward
 
 FEW = ("Rome", "Paris", "Marie Curie", "Marie", "France", "Spain", "Madrid")
+
+
+def name_keys(editable: Editable, ff: FeedForward) -> NameKeys:
+    return read_names(editable, [ff])[ff.layer]
 
 
 @pytest.fixture

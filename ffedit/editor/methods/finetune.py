@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -71,14 +70,7 @@ class BoundedFineTuneConfig(FineTuneConfig):
 
 
 def tune(method: str, kind: type[FineTuneConfig], job: Job) -> Edit:
-    """Train the value matrix of one layer on the prompts of the facts, in each process alike.
-
-    Numbers with a `bound` limit each entry of Δ.
-    """
-    return job.process_group.in_all(partial(_tune, method, kind, job))
-
-
-def _tune(method: str, kind: type[FineTuneConfig], job: Job) -> Edit:
+    """Train the value matrix of one layer on the prompts of the facts; numbers with a `bound` limit each entry of Δ."""
     editable, numbers = job.editable, job.config.of(method, kind)
     (ff,) = job.ff_layers
     record = Record(method, job)
@@ -144,7 +136,7 @@ FT = Method(
     solves="Adam on W for −log P(target)",
     choose="a baseline, not for use: it protects nothing else",
     source="Meng et al. 2022, arXiv 2202.05262, section 3.2; but in contexts, token by token, steps relative to W",
-    compute=partial(tune, "ft", FineTuneConfig),
+    compute=lambda job: job.process_group.in_all(lambda: tune("ft", FineTuneConfig, job)),
     numbers=FineTuneConfig,
     statistics=False,
 )
@@ -153,7 +145,7 @@ FT_L = Method(
     solves="Adam on W for −log P(target), |Δ| <= ε in each entry",
     choose="a baseline that breaks less than ft",
     source="Zhu et al. 2020, arXiv 2012.00363; as ft, ε relative to W",
-    compute=partial(tune, "ft-l", BoundedFineTuneConfig),
+    compute=lambda job: job.process_group.in_all(lambda: tune("ft-l", BoundedFineTuneConfig, job)),
     numbers=BoundedFineTuneConfig,
     statistics=False,
 )
