@@ -32,10 +32,7 @@ LONG, FEW = 4096, 1 / 8
 def metric(moments: Sequence[KeyMoments], spread: Tensor, names: NameMoment | None = None) -> Metric:
     """Return C' of a layer, [Σ d_ff, Σ d_ff], float64, on the device of `spread`; where keys are long, `factored`.
 
-    Args:
-        moments: C of each memory of the layer.
-        spread: A, [n, Σ d_ff].
-        names: the names that count, where they do.
+    `moments` are C of each memory of the layer, `spread` is A [n, Σ d_ff].
     """
     return (factored if is_long(moments, spread, names) else as_matrix)(moments, spread, names)
 

@@ -189,14 +189,10 @@ def _cached(path: Path, fingerprint: str) -> KeyMoments | None:
 
 
 def cached_eigh(C: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return eigenvalues, ascending, and eigenvectors of C [d_ff, d_ff], on the CPU; both are cached beside C.
+    """Return eigenvalues, ascending, and eigenvectors of C [d_ff, d_ff], all float64 on the CPU; they are cached.
 
-    They are found by the numbers of C itself, whatever text or folder it came from, and are as large as C. A file that
-    is not a decomposition of C, by a random vector, is ignored.
-
-    Args:
-        C: second moment of keys, float64, on the CPU.
-        device: where they are computed; the CPU instead, where it has no room for `EIGH` such matrices.
+    They are found by the numbers of C itself, whatever text or folder it came from; a file that is not a decomposition
+    of C, by a random vector, is ignored. `device` computes them, if it has room for `EIGH` such matrices.
     """
     path = cache.path("eigenvectors", hashlib.sha256(C.contiguous().numpy().data).hexdigest()[:24], ".safetensors")
     try:
@@ -206,9 +202,9 @@ def cached_eigh(C: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
     except (OSError, SafetensorError, KeyError):  # there is none, or it is damaged
         pass
     values, vectors = (part.cpu() for part in torch.linalg.eigh(C.to(solve_device(device, EIGH * C.numel()))))
-    kept = {"values": values, "vectors": vectors.contiguous()}
-    cache.write(path, lambda target: save_file(kept, target))
-    return values, kept["vectors"]
+    vectors = vectors.contiguous()
+    cache.write(path, partial(save_file, {"values": values, "vectors": vectors}))
+    return values, vectors
 
 
 def _decomposes(values: Tensor, vectors: Tensor, C: Tensor) -> bool:
@@ -277,12 +273,15 @@ def differing(
     editable: Editable, memories: Sequence[KeyValueMemory], stats: Mapping[Address, KeyMoments]
 ) -> list[KeyValueMemory]:
     """List the memories whose statistics were collected neither on the current nor on the unedited weights."""
-    marks = _marks(editable, memories)
-    differ = [memory for memory in memories if stats[memory.address].fingerprint != marks[memory.address]]
+
+    def of_others(memories: Sequence[KeyValueMemory]) -> list[KeyValueMemory]:
+        marks = _marks(editable, memories)
+        return [memory for memory in memories if stats[memory.address].fingerprint != marks[memory.address]]
+
+    differ = of_others(memories)
     if differ and editable.history.originals:
         with unedited(editable):
-            marks = _marks(editable, differ)
-        differ = [memory for memory in differ if stats[memory.address].fingerprint != marks[memory.address]]
+            differ = of_others(differ)
     return differ
 
 
@@ -355,10 +354,7 @@ def _save(unfinished: Path, fitters: Mapping[Address, KeyMomentsFitter], seconds
     for address, fitter in fitters.items():
         sums, numbers[str(address)] = fitter.state()
         tensors |= {f"{address}/{name}": tensor for name, tensor in sums.items()}
-    try:
-        save_state(unfinished, tensors, {"fitters": numbers, "seconds": seconds})
-    except EditError:  # a full disk costs an interrupted pass its time, and this one nothing
-        return
+    cache.write(unfinished, partial(save_state, tensors=tensors, values={"fitters": numbers, "seconds": seconds}))
 
 
 def _resume(unfinished: Path, fitters: Mapping[Address, KeyMomentsFitter]) -> float:
@@ -387,8 +383,7 @@ def _batch(
 ) -> None:
     """Run `ids` [n] in rows of `length` up to the last of `memories`; update each fitter with its keys on the way.
 
-    If memory runs out, the rows are split. The failed run has already updated fitters of lower layers: keys that a
-    fitter has counted are not counted again.
+    If memory runs out, the rows are split; keys that fitters of lower layers have counted are not counted again.
     """
     rows = torch.zeros(-(-len(ids) // length), length, dtype=torch.long)
     rows.view(-1)[: len(ids)] = ids

@@ -32,6 +32,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from math import exp, log
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,7 @@ from ffedit.editor.config import ValueConfig
 from ffedit.editor.key import LayerKeys, PromptSet
 from ffedit.editor.output_map import find_output_map
 from ffedit.errors import EditError
+from ffedit.files import cache
 from ffedit.files.resuming import load_state, save_state
 from ffedit.inference import replay
 from ffedit.inference.batching import TOKENS, batch_budget, batches, grouped, split_on_oom
@@ -99,16 +101,9 @@ def choose_values(
 ) -> list[Value]:
     """Choose v* for each of n `prompt_sets`, of one subject each; EditError where the loss is not finite.
 
-    Args:
-        editable: the model.
-        ff: the layer that the values are of.
-        prompt_sets: the texts of each value.
-        keys: k* of each in this layer, and the residual stream behind it.
-        config: how a value is chosen.
-        progress: called with the progress.
-        group: processes of which each chooses its share; all receive all values.
-        unfinished: file that keeps the values so far, and from which an interrupted choice goes on with the same bits;
-            the caller deletes it.
+    `keys` are those of each in the layer `ff`. Each process of `group` chooses its share, and all receive all values.
+    The file `unfinished` keeps the values so far, from which an interrupted choice goes on with the same bits; the
+    caller deletes it.
     """
     outputs = ff.matrix @ keys.K
     current, units = outputs.T, outputs.norm(dim=0)
@@ -161,10 +156,8 @@ def _choose(
 def _save_values(path: Path, values: Sequence[Value]) -> None:
     """Keep the values so far, if the cache can be written."""
     tensors = {"v": torch.stack([value.v for value in values]), "delta": torch.stack([each.delta for each in values])}
-    try:
-        save_state(path, tensors, [[value.losses, value.probabilities] for value in values])
-    except EditError:  # a full disk costs an interrupted choice its time, and this one nothing
-        return
+    curves = [[value.losses, value.probabilities] for value in values]
+    cache.write(path, partial(save_state, tensors=tensors, values=curves))
 
 
 def _read_values(path: Path) -> list[Value]:
@@ -354,16 +347,11 @@ class Objective:
     def loss_and_gradient(
         self, delta: Tensor, going: Tensor, penalty: float = 1.0
     ) -> tuple[Tensor, Tensor, list[list[list[float]]], Tensor]:
-        """Compute L without its weight decay, and its gradient, at δ = `delta` [n, d_model].
+        """Compute L without its weight decay at δ = `delta` [n, d_model], its essence term times `penalty`.
 
-        Args:
-            delta: δ of each value, in the units of the layer's output.
-            going: mask of the values to compute, [n]; the loss and gradient of the others are 0.
-            penalty: factor on the KL term of essence prompts.
-
-        Returns:
-            The loss, [n], nats; its gradient, [n, d_model]; by value and fact, the log-probability of the new object
-            in each prompt, nats; and of the loss, what is due to `keep` prompts whose answer is not held, [n], nats.
+        Only of the values `going`, a mask [n]; the loss and gradient of the others are 0. Returned are the loss, [n],
+        nats; its gradient, [n, d_model]; by value and fact, the log-probability of the new object in each prompt, nats;
+        and of the loss, what is due to `keep` prompts whose answer is not held, [n], nats.
         """
         answers, kept = self._answers.to(delta), penalty * self._decaying.to(delta) + self._lasting.to(delta)
         loss, lost, gradient = delta.new_zeros(self.n), delta.new_zeros(self.n), torch.zeros_like(delta)

@@ -60,23 +60,21 @@ def find_layer(
     progress: Progress = silent,
     show_trace: bool = True,
 ) -> Found:
-    """Find the layer to edit as `asked`, among those whose output reaches the answer.
+    """Find the layer to edit among those `allowed` whose output reaches the answer.
 
-    Args:
-        editable: the model.
-        facts: the facts to write.
-        asked: "auto" or "trace"; anything else traces among the layers `allowed`.
-        allowed: the layers to choose from.
-        method: the method of the edit.
-        config: settings; their seed is the trace's.
-        progress: called with the progress.
-        show_trace: trace the first fact also where no trace decides.
+    `asked` is "auto" or "trace"; anything else traces, too. With `show_trace`, the first fact is traced also where no
+    trace decides.
     """
     config, auto = config or EditConfig(), auto_layer(editable, method)
     allowed = in_reach(editable, facts, check_method(method), allowed, config.key.fact_token)
 
     def first_fact() -> TraceSet | None:
-        return shown(editable, facts, config.seed, progress) if show_trace else None
+        """Trace the first fact for display only, at its subject and at the prompt's end, in few runs."""
+        if not show_trace:
+            return None
+        layers = layers_within(editable, facts[0], SHOWN_TOKENS, SHOWN_SAMPLES, SHOWN_PRODUCTS)
+        runs: dict[str, Any] = {"tokens": SHOWN_TOKENS, "samples": SHOWN_SAMPLES, "layers": layers}
+        return locate_all(editable, facts[:1], seed=config.seed, progress=progress, **runs)
 
     if len(allowed) == 1:
         return Found(first_fact(), allowed[0], "only" if asked in ("auto", "trace") else "request", auto)
@@ -96,13 +94,6 @@ def known_layer(
     if len(allowed) == 1:
         return allowed[0]
     return auto_layer(editable, method).layer if asked == "auto" else None
-
-
-def shown(editable: Editable, facts: Sequence[Fact], seed: int = 0, progress: Progress = silent) -> TraceSet:
-    """Trace the first fact for display only, at its subject and at the prompt's end, in few runs."""
-    layers = layers_within(editable, facts[0], SHOWN_TOKENS, SHOWN_SAMPLES, SHOWN_PRODUCTS)
-    runs: dict[str, Any] = {"tokens": SHOWN_TOKENS, "samples": SHOWN_SAMPLES, "layers": layers}
-    return locate_all(editable, facts[:1], seed=seed, progress=progress, **runs)
 
 
 def spread_below(layer: int, count: int) -> range:

@@ -51,17 +51,10 @@ def _subject(prompt: str, around: Sequence[tuple[str, str]]) -> str:
 
 
 def look_alikes(subject: str, known: Sequence[str], keys: Tensor, key: Tensor, count: int) -> list[str]:
-    """Choose look-alikes of a subject among the measured names.
+    """Choose `count` look-alikes of a subject with this `key` [d_ff] among the measured of the `known` names.
 
-    First come those that end with its last word, where it has more than one; then those whose keys have the largest
-    cosine with its own. Names that are words of the subject, or that it is words of, are the same name.
-
-    Args:
-        subject: its name.
-        known: names.
-        keys: theirs, [names, d_ff].
-        key: the subject's, [d_ff].
-        count: number of look-alikes.
+    First come those that end with its last word, where it has more than one; then those whose `keys` [names, d_ff] have
+    the largest cosine with its own. Names that are words of the subject, or that it is words of, are the same name.
     """
     measured = set(measured_names())
     rows = [i for i, name in enumerate(known) if name in measured and not alike(name, subject)]

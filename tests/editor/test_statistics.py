@@ -311,7 +311,7 @@ def test_a_pass_that_was_killed_between_its_entries_goes_on_and_leaves_nothing(
 
     def killed(target: Path, save: Any) -> None:
         write(target, save)
-        written.append(target)
+        written.extend([target] if target.parent.name == "moments" else [])
         if len(written) == entry:
             raise MemoryError
 
