@@ -263,10 +263,20 @@ class Objective:
         owners: list[int] = []
         # For each text that states a fact: indices of the value, of the fact within it, and of the text.
         self._prompts: list[tuple[int, int, int]] = []
-        for owner, prompt_set in enumerate(prompt_sets):
-            self._prompts += [(owner, fact, len(owners) + i) for i, fact in enumerate(prompt_set.fact_of)]
-            self._texts += prompt_set.texts
-            owners += [owner] * (len(self._texts) - len(owners))
+        # Weights of each text's −log P(answer) and of its KL term, which decays for essence prompts and not for `keep`:
+        # those of a fact's contexts sum to 1, those of a value's essence prompts to `kl_weight`, of `keep` to
+        # `keep_weight`.
+        weights: list[tuple[float, float, float]] = []
+        for owner, each in enumerate(prompt_sets):
+            self._prompts += [(owner, fact, len(owners) + i) for i, fact in enumerate(each.fact_of)]
+            self._texts += each.texts
+            owners += [owner] * len(each.texts)
+            contexts = Counter(each.fact_of)
+            weights += [(1 / contexts[fact], 0.0, 0.0) for fact in each.fact_of]
+            weights += [(0.0, kl_weight / len(each.essence), 0.0) for _ in each.essence]
+            weights += [(0.0, 0.0, keep_weight / len(each.keep)) for _ in each.keep]
+        self._answers, self._decaying, self._lasting = torch.tensor(weights).unbind(1)
+        self._preserved = self._answers.eq(0).nonzero()[:, 0].tolist()
         self._owner = torch.tensor(owners)
         self._at = torch.tensor([text.site for text in self._texts])
         # First position of each text that is run again: a model that cannot be resumed runs whole texts.
@@ -275,20 +285,6 @@ class Objective:
         ends = torch.tensor([len(text.ids) - bool(text.target_ids) for text in self._texts])
         self._count = ends - self._first
         self._facts = [prompt_set.facts for prompt_set in prompt_sets]
-        # Weights of each text's −log P(answer) and of its KL term, which decays for essence prompts and not for `keep`:
-        # those of a fact's contexts sum to 1, those of a value's essence prompts to `kl_weight`, of `keep` to
-        # `keep_weight`.
-        contexts = Counter((owner, fact) for owner, fact, _ in self._prompts)
-        stating = {row: 1 / contexts[owner, fact] for owner, fact, row in self._prompts}
-        self._answers = torch.tensor([stating.get(row, 0.0) for row in range(len(owners))])
-        parts = [
-            [(0.0, 0.0)] * len(each.prompts)
-            + [(kl_weight / max(1, len(each.essence)), 0.0)] * len(each.essence)
-            + [(0.0, keep_weight / max(1, len(each.keep)))] * len(each.keep)
-            for each in prompt_sets
-        ]
-        self._decaying, self._lasting = torch.tensor([pair for part in parts for pair in part]).unbind(1)
-        self._preserved = [row for row in range(len(owners)) if row not in stating]
         self._record()
 
     def _record(self) -> None:

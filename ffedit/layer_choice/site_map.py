@@ -69,7 +69,6 @@ OTHERS, LOOK_ALIKES, NEIGHBORS = 300, 10, 20
 # Of the names that receive most, so many are kept with what they receive.
 MOST_HIT = 5
 HIGH = 0.95
-ARRAYS = ("reach", "reach_least", "leak", "leak_high", "leak_look_alikes", "hit", "hit_by")
 
 
 @dataclass(frozen=True, eq=False)
@@ -275,7 +274,8 @@ def _measure(editable: Editable, fact: Fact, prompt: Encoded, sites: Sequence[_S
 
     assert prompt.subject is not None
     shape = len(editable.layers), prompt.answer
-    arrays: dict[str, Any] = {name: np.full(shape, np.nan) for name in ARRAYS}
+    shares = ("reach", "reach_least", "leak", "leak_high", "leak_look_alikes")
+    arrays: dict[str, Any] = {name: np.full(shape, np.nan) for name in shares}
     arrays |= {"hit": np.full((*shape, MOST_HIT), "", object), "hit_by": np.full((*shape, MOST_HIT), np.nan)}
     for site in sites:
         received = double(site.ff.joined(keys[site.ff.layer]).to(site.u.device)) @ site.u
