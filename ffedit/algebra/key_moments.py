@@ -308,7 +308,7 @@ class KeyMomentsFitter:
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Return the tensors and numbers collected so far, from which `restore_` goes on with the same bits."""
-        tensors = {f"half {i}": half.cpu() for i, half in enumerate(self.halves)}
+        tensors = {f"half {i}": half for i, half in enumerate(self.halves)}
         tensors |= {} if self.probes is None else {"probes": self.probes}
         return tensors, {name: value for name, value in vars(self).items() if name not in ("halves", "probes")}
 
@@ -322,11 +322,9 @@ class KeyMomentsFitter:
     def update(self, keys: Tensor, weights: Tensor | None = None, last: bool = True, tokens: int | None = None) -> None:
         """Add keys [n, d_ff] of a batch, or of some rows of it; all of them or, where memory fails, none.
 
-        Args:
-            keys: the keys.
-            weights: how much each counts, 1 in the mean over all of the text, [n]; 0: it is left out.
-            last: the batch ends with these; the next goes to the other half.
-            tokens: number of tokens whose nonzero keys these are; None: as many as there are keys.
+        `weights` [n] are 1 in the mean over all of the text; 0 leaves a key out. With the `last` keys the batch ends,
+        and the next goes to the other half. `tokens` is the number of tokens whose nonzero keys these are, None for as
+        many as there are keys.
         """
         keys = keys.float()
         if self.probes is None and (tokens is None or bool(keys.any())):
@@ -400,16 +398,9 @@ class KeyMomentsFitter:
     def moments(self, source: str, fingerprint: str, device: torch.device = CPU, **about: Any) -> KeyMoments:
         """Return the frozen result, one sum of both halves on the CPU; the fitter cannot be used afterwards.
 
-        Args:
-            source: where the text came from, in words.
-            fingerprint: fingerprint of the model and layer.
-            device: where the ridge and the condition number are computed, about eight Cholesky factorisations; it holds
-                `HELD` matrices of d_ff² float64 numbers.
-            about: other attributes of `KeyMoments`.
-
-        Raises:
-            EditError: no token was seen, keys are not finite, or all are zero. An expert that no token reached is no
-                error here: an edit of it is.
+        `device` computes the ridge and the condition number, by about eight Cholesky factorisations, and holds `HELD`
+        matrices of d_ff² float64 numbers. `about` are other attributes of `KeyMoments`. EditError where no token was
+        seen, keys are not finite, or all are zero; an expert that no token reached is an error only of its edit.
         """
         if not (count := sum(self.counts)):
             raise EditError(f"no text to collect key statistics from: {source} holds no tokens")

@@ -48,8 +48,8 @@ class Protected:
 def protected_texts(editable: Editable, facts: Sequence[Fact], config: KeyConfig) -> Protected | None:
     """Return what an edit that writes `facts` must not touch, None for nothing; FactError for a text that is too long.
 
-    A text's mentions of the facts' subjects are not protected, but for one that it ends with: "Tokyo Tower" is another
-    name than "Tower".
+    Mentions of the facts' subjects are not protected, but for one that a text ends with: "Tokyo Tower" is another name
+    than "Tower".
     """
     subjects = list(dict.fromkeys(fact.subject for fact in facts))
     theirs = {subject.casefold() for subject in subjects}

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -87,12 +86,12 @@ class Record:
         keys: Tensor,
         values: Tensor,
         division: Sequence[float],
-        guarantee: Mapping[str, Any] = MappingProxyType({}),
+        guarantee: Mapping[str, Any],
     ) -> None:
-        """Record a change of one layer: key [Σ d_ff, n], value [d_model, n] and division factor of each subject.
+        """Record a change of one layer, on top of those before: key [Σ d_ff, n], value [d_model, n] of each subject.
 
-        It comes on top of those that were recorded of the layer before. `guarantee` is what the method guarantees of
-        the solution, and its measured value; it is kept where the layer has one solution.
+        `guarantee` is what the method guarantees of the solution, and its measured value; it is kept where the layer
+        has one solution.
         """
         solutions = self._solutions.setdefault(ff.layer, [])
         solutions.append((delta.cpu(), keys.cpu(), values.cpu()))

@@ -140,13 +140,12 @@ def store(
     `read` are the subjects' keys in the model as it is, whose spread over contexts is part of C. With `write` the
     change is written into the weights, too.
     """
-    job, W, solver = record.job, ff.matrix, method.solve
-    assert solver is not None
+    job, W = record.job, ff.matrix
+    assert method.solve is not None
     spread = read.context_spread(job.config.key.context_weight)
-    moments = [job.stats[memory.address] for memory in ff.memories]
-    names = job.names[ff.layer] if job.names else None
+    moments, names = [job.stats[memory.address] for memory in ff.memories], job.names.get(ff.layer)
     problem = Problem(W, K, V.to(W.device), moments, spread, record.kept[ff.layer].to(W.device), job.config, names)
-    delta = solver(problem)
+    delta = method.solve(problem)
     record.add(ff, delta, subjects, K, problem.V, divisions(delta, problem.metric), method.guarantee(problem, delta))
     if write:
         write_(ff, delta)
@@ -158,14 +157,6 @@ def _unfinished(job: Job, prompt_sets: Sequence[PromptSet]) -> Path:
         [(text.ids, text.answer, text.site) for text in (*prompt_set.texts, *prompt_set.mentions)]
         for prompt_set in prompt_sets
     ]
-    about = [
-        __version__,
-        fingerprint(job.editable),
-        job.ff_layers[-1].layer,
-        job.config.value,
-        job.config.key.mention_share,
-        texts,
-        [len(prompt_set.keep) for prompt_set in prompt_sets],
-        job.process_group,
-    ]
+    about = [__version__, fingerprint(job.editable), job.ff_layers[-1].layer, job.process_group]
+    about += [job.config.value, job.config.key.mention_share, texts, [len(each.keep) for each in prompt_sets]]
     return cache.path("values", sha256(repr(about).encode()).hexdigest()[:24], ".safetensors")

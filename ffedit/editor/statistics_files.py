@@ -88,11 +88,12 @@ def _read(folder: Path) -> dict[Path, tuple[Address, KeyMoments]]:
     """Read all statistics in a folder with the addresses of their memories, by file, in the order of the layers."""
     if not folder.is_dir():
         raise EditError(f"{folder}: no such folder; one that `ffedit stats --out` wrote was expected")
-    files = {path: KeyMoments.load(path) for path in folder.glob("layer-*.safetensors")}
-    if not files:
-        raise EditError(f"{folder}: holds no key statistics; a folder that `ffedit stats --out` wrote was expected")
-    for path, moments in files.items():
+    read = {}
+    for path in folder.glob("layer-*.safetensors"):
+        moments = KeyMoments.load(path)
         if not ADDRESS.fullmatch(moments.address):
             raise EditError(f"{path}: statistics of {show(moments.address)}, which is not a layer; collect them anew")
-    read = {path: (Address(*map(int, moments.address.split("."))), moments) for path, moments in files.items()}
+        read[path] = Address(*map(int, moments.address.split("."))), moments
+    if not read:
+        raise EditError(f"{folder}: holds no key statistics; a folder that `ffedit stats --out` wrote was expected")
     return dict(sorted(read.items(), key=lambda item: item[1][0]))

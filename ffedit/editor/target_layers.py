@@ -7,7 +7,7 @@ routes are measured before and after.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from ffedit.algebra.linalg import double
@@ -41,9 +41,8 @@ def _texts(prompt_sets: Sequence[PromptSet]) -> list[Encoded]:
     return [text for prompt_set in prompt_sets for text in prompt_set.prompts]
 
 
-def _by_subject(by_text: Routes, prompt_sets: Sequence[PromptSet]) -> Iterator[Routes]:
-    """Yield the routes of each subject's texts."""
-    yield from map(Routes, by_text.weights.split([len(prompt_set.prompts) for prompt_set in prompt_sets]))
+def _by_subject(by_text: Routes, prompt_sets: Sequence[PromptSet]) -> list[Routes]:
+    return [Routes(own) for own in by_text.weights.split([len(prompt_set.prompts) for prompt_set in prompt_sets])]
 
 
 def check_routes(
@@ -78,6 +77,7 @@ def routing(job: Job, edit: Edit, prompt_sets: Sequence[PromptSet]) -> dict[str,
         for at, delta in edit.updates.items():
             editable.memories[at].write_(delta)
         after = routes(editable, texts, mixtures(editable))
+    edited = {ff.layer: [memory.address.expert or 0 for memory in ff.memories] for ff in job.ff_layers}
     about: dict[str, Any] = {}
     for layer, own in before.items():
         chosen, weights = own.shares.nonzero()[:, 0].tolist(), own.mean_weights
@@ -86,10 +86,7 @@ def routing(job: Job, edit: Edit, prompt_sets: Sequence[PromptSet]) -> dict[str,
             "experts": {str(e): {"share": float(own.shares[e]), "weight": float(weights[e])} for e in chosen},
             "moved": float(double((own.chosen != after[layer].chosen).any(1)).mean()),
         }
-    for ff in job.ff_layers:
-        if ff.mixture is None:
-            continue
-        written, count = [memory.address.expert or 0 for memory in ff.memories], before[ff.layer].weights.shape[1]
-        covered = before[ff.layer].covered([e for e in written if e < count])
-        about[str(ff.layer)] |= {"written": written, "covered": covered}
+        if (written := edited.get(layer)) is not None:
+            covered = own.covered([e for e in written if e < own.weights.shape[1]])
+            about[str(layer)] |= {"written": written, "covered": covered}
     return about

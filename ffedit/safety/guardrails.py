@@ -76,8 +76,7 @@ WORDS = {
         "perplexity rises by the factor {value:.2f} (limit {limit:g})",
     ),
 }
-# Name of a limit, the number to compare with it, and what else its words say.
-Sign: TypeAlias = tuple[str, float, dict[str, Any]]
+Sign: TypeAlias = tuple[str, float, dict[str, Any]]  # a limit, the number to compare with it, what else its words say
 
 
 @dataclass(frozen=True)
