@@ -319,26 +319,24 @@ class KeyMomentsFitter:
         self.probes = tensors.get("probes")
         vars(self).update(numbers)
 
-    def update(self, keys: Tensor, weights: Tensor | None = None, last: bool = True, tokens: int | None = None) -> None:
+    def update(self, keys: Tensor, weights: Tensor, last: bool = True, tokens: int | None = None) -> None:
         """Add keys [n, d_ff] of a batch, or of some rows of it; all of them or, where memory fails, none.
 
         `weights` [n] are 1 in the mean over all of the text; 0 leaves a key out. With the `last` keys the batch ends,
         and the next goes to the other half. `tokens` is the number of tokens whose nonzero keys these are, None for as
         many as there are keys.
         """
-        keys = keys.float()
+        keys, counted = keys.float(), (weights > 0).to(keys.device)
         if self.probes is None and (tokens is None or bool(keys.any())):
             self.probes = _draw_probes(keys, weights)
         lengths = keys.norm(dim=1)
-        counted = torch.ones_like(lengths, dtype=torch.bool) if weights is None else (weights > 0).to(keys.device)
         if not self.median and bool((usual := lengths[counted & (lengths > 0)]).numel()):
             self.median = float(usual.median())
         if self.median:
             scale = (LONGEST * self.median / lengths).clamp(max=1)
             self.sinks += int((counted & (scale < 1)).sum())
             keys = keys * scale[:, None]
-        if weights is not None:
-            keys = keys * weights.sqrt().to(keys)[:, None]
+        keys = keys * weights.sqrt().to(keys)[:, None]
         half = self.batches % 2
         size = keys.shape[1]
         if half == len(self.halves):
@@ -437,10 +435,9 @@ def _mirror_(upper: Tensor) -> Tensor:
     return upper
 
 
-def _draw_probes(keys: Tensor, weights: Tensor | None) -> Tensor:
+def _draw_probes(keys: Tensor, weights: Tensor) -> Tensor:
     """Draw a few of `keys` that are not zero, by their weights with a fixed seed, [n, d_ff], on the CPU."""
-    chances = torch.ones(len(keys)) if weights is None else weights.detach().float().cpu()
-    chances = chances * keys.detach().any(1).cpu()
+    chances = weights.detach().float().cpu() * keys.detach().any(1).cpu()
     size = min(PROBES, int(chances.count_nonzero()))
     if not size:
         return keys[:0].cpu()

@@ -33,7 +33,7 @@ def keys_of(seed: int, count: int = 400, size: int = D) -> Tensor:
 def fitted(keys: Tensor, step: int = 50, text: str = "a", **about: object) -> KeyMoments:
     fitter = KeyMomentsFitter()
     for batch in keys.split(step):
-        fitter.update(batch)
+        fitter.update(batch, torch.ones(len(batch)))
     known = {"texts": (text,), "model": "m", "address": "1", "dtype": "float32", "weighting": "tokens"}
     return fitter.moments(f"text {text}", "model:1", **{**known, **about})
 

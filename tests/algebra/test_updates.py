@@ -162,7 +162,7 @@ def test_factors_that_are_not_finite_say_so(bad: float) -> None:
 def streamed(keys: Tensor, step: int) -> KeyMoments:
     fitter = KeyMomentsFitter()
     for batch in keys.split(step):
-        fitter.update(batch)
+        fitter.update(batch, torch.ones(len(batch)))
     return fitter.moments("a test", "model:1")
 
 
