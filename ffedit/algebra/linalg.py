@@ -140,10 +140,9 @@ def _solve(lower: Tensor, columns: Tensor) -> Tensor:
 class RefinedInverse:
     """Inverse of C + s I, a symmetric, positive definite matrix, from a factor in half the bits.
 
-    The Cholesky factor is one of float32 numbers, which takes half the time and memory of float64. Each solution is
-    refined by the residual in float64 until it is as exact as a float64 factor would give it (Higham 2002, Accuracy and
-    Stability of Numerical Algorithms, ch. 12). Where float32 is too coarse for that, the factor is of float64 numbers.
-    Beside C, which is not copied, nothing as large as it is held.
+    The Cholesky factor is of float32 numbers, which takes half the time and memory. Each solution is refined by the
+    residual in float64 until it is as exact as by a float64 factor (Higham 2002, Accuracy and Stability of Numerical
+    Algorithms, ch. 12); where float32 is too coarse for that, the factor is one. Nothing else as large as C is held.
     """
 
     def __init__(self, C: Tensor, exact: float = EXACT, shift: float = 0.0) -> None:

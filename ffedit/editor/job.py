@@ -107,8 +107,6 @@ class Problem:
     @cached_property
     def metric(self) -> Metric:
         """C as `algebra.updates` takes it: a matrix, or, where keys are long, a factor that is kept and a few rows."""
-        return (
-            factored(self.moments, self.spread, self.names)
-            if is_long(self.moments, self.spread, self.names)
-            else self.C
-        )
+        if is_long(self.moments, self.spread, self.names):
+            return factored(self.moments, self.spread, self.names)
+        return self.C

@@ -54,8 +54,7 @@ def names_for(subjects: int) -> tuple[str, ...]:
 class NameMoment:
     """Weighted second moment of a layer's keys of other names.
 
-    Each name counts w / n of n names, whichever are left out, so that what all of them add to C is the same for any
-    subject.
+    Each counts w / n of n names, whichever are left out, so that all of them add the same to C for any subject.
     """
 
     ff: FeedForward
@@ -157,9 +156,8 @@ def read_names(
             layer for layers in group.gather([layer for layer in paths if layer not in found]) for layer in layers
         }
         if missing := [ff for ff in ff_layers if ff.layer in lacking]:
-            mentions = {
-                name: text for i, name in enumerate(among) if (text := mention_of(editable, name, i)) is not None
-            }
+            texts = {name: mention_of(editable, name, i) for i, name in enumerate(among)}
+            mentions = {name: text for name, text in texts.items() if text is not None}
             own = group.share(list(mentions.values()))
 
             def of_own() -> list[Tensor]:

@@ -74,12 +74,9 @@ def collect(
     """Collect C of all `memories` over `corpus`: cached moments are read, the others computed in one pass.
 
     With a `tolerance`, the pass stops as soon as no layer's convergence (`KeyMoments.convergence`) is above it, checked
-    each time the text has doubled. Tokens are still weighted by their frequencies in all of the text.
-
-    Each process of `group` runs its share of the batches, and all receive the moments.
-
-    Raises:
-        EditError: the corpus, or the model's keys on it, cannot be used, or a tolerance is asked of several processes.
+    each time the text has doubled; tokens are still weighted by their frequencies in all of the text. Each process of
+    `group` runs its share of the batches, and all receive the moments. EditError where the corpus, or the model's keys
+    on it, cannot be used, or a tolerance is asked of several processes.
     """
     if tolerance is not None and group.size > 1:
         raise EditError("a tolerance cannot end a pass that several processes share; leave it out")

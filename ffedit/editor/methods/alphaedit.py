@@ -66,9 +66,9 @@ def _with_ridge(own: Moment) -> Moment:
 def guarantee(problem: Problem, delta: LowRank) -> dict[str, Any]:
     """Compare what Δ moves with the bound that Δ = Δ P gives: ‖Δ K₀‖ <= ‖Δ‖ · ‖P K₀‖.
 
-    K₀ are the keys of ordinary text, of which C is the mean square (so ‖Δ K₀‖ is the root mean square change of what a
-    token reads), and those that earlier edits stored. Returned are the `directions` of key space that Δ may use, `of`
-    how many, the `share` of trace(C) that they hold, and `moved` and `bound` for `text` and for `kept` keys.
+    K₀ are the keys of ordinary text (‖Δ K₀‖ is the root mean square change of what a token reads), and those of earlier
+    edits. Returned are the `directions` of key space that Δ may use, `of` how many, the `share` of trace(C) that they
+    hold, and `moved` and `bound` for `text` and for `kept` keys.
     """
     basis = unused(problem)
     U, C = blocks_of(basis), [moments.C.to(problem.W.device) for moments in problem.moments]
