@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal
 
 from ffedit.editor.checks import in_reach
 from ffedit.editor.config import EditConfig
@@ -24,7 +24,6 @@ from ffedit.locator.result import Tokens
 from ffedit.model.editable import Editable
 from ffedit.progress import Progress, silent
 
-By: TypeAlias = Literal["published", "usual", "trace", "request", "only"]
 # Tokens and corrupted runs of a trace that is only shown.
 SHOWN_TOKENS: Tokens = "subject_and_last"
 SHOWN_SAMPLES = 2
@@ -42,7 +41,7 @@ class Found:
     layer: int
     # what decided: the layer "published" for the model or the "usual" one (`auto`), the facts' "trace", the
     # user's "request"; or that it is the "only" one whose output reaches the answer
-    by: By
+    by: Literal["published", "usual", "trace", "request", "only"]
     auto: AutoLayer
 
     def to_dict(self) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import chain
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -51,8 +51,6 @@ from ffedit.model.memory import Address
 from ffedit.model.tokenization import LETTER, Encoded, decode
 from ffedit.notebook import Displayed
 from ffedit.progress import Progress, silent
-
-Names: TypeAlias = np.ndarray[tuple[int, ...], np.dtype[np.str_]]
 
 # What stands in front of the subject where its reach is measured; k* is never read behind one of these.
 CARRIERS = (
@@ -99,7 +97,7 @@ class SiteMap(Displayed):
     leak: Effects
     leak_high: Effects
     leak_look_alikes: Effects
-    hit: Names
+    hit: np.ndarray[tuple[int, ...], np.dtype[np.str_]]
     hit_by: Effects
     layers: tuple[int, ...]
     tokens: tuple[str, ...]
@@ -243,10 +241,7 @@ def _solve(
 
 
 def _prompt_sets(editable: Editable, fact: Fact, config: EditConfig) -> dict[int, PromptSet]:
-    """Return the texts of an edit by the token that it is made at, from −1 at the subject's end.
-
-    A token that the subject lacks in one of the texts, where it is cut otherwise, is none that an edit could name.
-    """
+    """Return the texts of an edit by its token, from −1 at the subject's end, among those that all texts have."""
     if fact.target is None:  # no key depends on the answer
         fact = replace(fact, target=fact.previous or LETTER, previous=None)
 
