@@ -68,12 +68,7 @@ def find_layer(
     allowed = in_reach(editable, facts, check_method(method), allowed, config.key.fact_token)
 
     def first_fact() -> TraceSet | None:
-        """Trace the first fact for display only, at its subject and at the prompt's end, in few runs."""
-        if not show_trace:
-            return None
-        layers = layers_within(editable, facts[0], SHOWN_TOKENS, SHOWN_SAMPLES, SHOWN_PRODUCTS)
-        runs: dict[str, Any] = {"tokens": SHOWN_TOKENS, "samples": SHOWN_SAMPLES, "layers": layers}
-        return locate_all(editable, facts[:1], seed=config.seed, progress=progress, **runs)
+        return shown(editable, facts, config.seed, progress) if show_trace else None
 
     if len(allowed) == 1:
         return Found(first_fact(), allowed[0], "only" if asked in ("auto", "trace") else "request", auto)
@@ -93,6 +88,13 @@ def known_layer(
     if len(allowed) == 1:
         return allowed[0]
     return auto_layer(editable, method).layer if asked == "auto" else None
+
+
+def shown(editable: Editable, facts: Sequence[Fact], seed: int = 0, progress: Progress = silent) -> TraceSet:
+    """Trace the first fact for display only, at its subject and at the prompt's end, in few runs."""
+    layers = layers_within(editable, facts[0], SHOWN_TOKENS, SHOWN_SAMPLES, SHOWN_PRODUCTS)
+    runs: dict[str, Any] = {"tokens": SHOWN_TOKENS, "samples": SHOWN_SAMPLES, "layers": layers}
+    return locate_all(editable, facts[:1], seed=seed, progress=progress, **runs)
 
 
 def spread_below(layer: int, count: int) -> range:

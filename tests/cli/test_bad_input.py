@@ -198,7 +198,7 @@ def test_layers_that_are_not_there(apply: Refuses, layers: str) -> None:
 def test_tokens_that_the_subject_lacks_are_found_before_the_work(
     apply: Refuses, monkeypatch: pytest.MonkeyPatch, token: str, loads: bool, told: str
 ) -> None:
-    monkeypatch.setattr("ffedit.layer_choice.choose.locate_all", lambda *_, **__: pytest.fail("it was traced"))
+    monkeypatch.setattr("ffedit.layer_choice.choose.shown", lambda *_: pytest.fail("it was traced"))
     assert told in apply("fact.json", "--layer", "0", "--fact-token", token, loads=loads)
 
 
