@@ -1,8 +1,8 @@
 """Solve for an edit: prompts -> keys -> values -> the smallest change -> store, for all facts or subject by subject.
 
 The values are chosen at the last of the layers. Several layers share the update (`Spread`), each at the keys computed
-with the layers below already changed. A method that writes one by one (ROME) solves for
-each subject on top of the changes of those before it.
+with the layers below already changed. A method that writes one by one (ROME) solves for each subject on top of the
+changes of those before it.
 """
 
 from __future__ import annotations
@@ -20,15 +20,12 @@ from ffedit.editor.edit import Edit, restored, write_
 from ffedit.editor.job import Job, Problem
 from ffedit.editor.key import LayerKeys, PromptSet, build_prompts, read_keys, without_sinks
 from ffedit.editor.methods.method import Method
-from ffedit.editor.output_map import OutputMap, find_output_map
 from ffedit.editor.provenance import Record, divisions, how_solved
+from ffedit.editor.spread import Spread
 from ffedit.editor.target_layers import check_routes
-from ffedit.editor.value import Value, choose_values
-from ffedit.errors import EditError
+from ffedit.editor.value import choose_values
 from ffedit.facts.fact import Fact
 from ffedit.files import cache
-from ffedit.inference.distributed import ProcessGroup
-from ffedit.model.editable import Editable
 from ffedit.model.feed_forward import FeedForward
 from ffedit.model.fingerprint import fingerprint
 from ffedit.progress import Progress
@@ -79,50 +76,6 @@ def _solve_batch(
         progress("solving", i + 1, len(ff_layers))
     cache.forget(unfinished)
     return how_solved(groups, prompt_sets, values)
-
-
-class Spread:
-    """Shares of several layers in an update (MEMIT, arXiv 2210.07229, section 4.3).
-
-    v* of the last layer moves the residual stream behind it by s. From the lowest layer up, each takes an equal share
-    of what is still missing of s, at its own output: V = W K + d with c N(W K + d) − c N(W K) = share (`OutputMap`).
-    """
-
-    def __init__(
-        self,
-        editable: Editable,
-        last: FeedForward,
-        prompt_sets: Sequence[PromptSet],
-        before: LayerKeys,
-        values: Sequence[Value],
-        group: ProcessGroup,
-    ) -> None:
-        """Find s; `before` are the keys and streams in the `last` layer before any change."""
-        self._editable, self._last, self._prompt_sets = editable, last, prompt_sets
-        self._before, self._group = before.streams, group
-        chosen, deltas = (torch.stack(own, 1) for own in ([v.v for v in values], [v.delta for v in values]))
-        way = self._way(last, chosen - deltas)
-        self._wanted = way.factor * deltas if way.norm is None else way(chosen) - way(chosen - deltas)  # s
-
-    def _way(self, ff: FeedForward, outputs: Tensor) -> OutputMap:
-        """Find how the outputs W k* of a layer, [d_model, n], reach the stream; EditError where that is not known."""
-        text = self._prompt_sets[0].prompts[0]
-        way = self._group.in_all(lambda: find_output_map(self._editable, ff, text, outputs[:, 0]))
-        if not way.known:
-            raise EditError(
-                f"layer {ff.layer} changes its feed-forward output before it reaches the residual stream (by "
-                f"{way.gap:.0%}), so several layers cannot share a value; name one layer"
-            )
-        return way
-
-    def values(self, ff: FeedForward, keys: LayerKeys, remaining: int) -> Tensor:
-        """Return the values V [d_model, n] of a layer's `keys`, of `remaining` layers that are still to be changed."""
-        kept, now = ff.matrix @ keys.K, keys
-        if ff is not self._last:
-            now = read_keys(self._editable, self._last, self._prompt_sets, self._group)
-        moved = (now.streams - self._before).to(self._wanted)
-        share = ((self._wanted - moved) / remaining).to(kept)
-        return kept + self._way(ff, kept).output_change(kept, share)
 
 
 def store(
