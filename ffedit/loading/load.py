@@ -224,7 +224,10 @@ def _read(
         path_of(name, progress)  # accelerate spreads a model from its files
     known = any((Path(path) / file).is_file() for file in (SINGLE, INDEX))  # transformers knows other names of files
     if not quantised and "auto_map" not in vars(config) and known:
-        stored = contents(Path(path))
+        try:
+            stored = contents(Path(path))
+        except ModelError as error:
+            raise ModelError(f"{what} cannot be read: {error}") from error
         held = sum(prod(tensor.shape) for tensor in stored.values())
         check_declared(name, classes[0], config, held, len(stored), "checkpoint")
     with readable(f"{what} cannot be read", advice):
