@@ -125,7 +125,9 @@ def test_an_interrupted_run_goes_on_where_it_stopped(monkeypatch: pytest.MonkeyP
         seen.clear()
         for one, other in zip(whole.traces, again.traces, strict=True):
             equal(one, other, atol=1e-6)
-    assert locate(zoo.shared("gpt2"), FACT, samples=2, resume=True).answer == "Paris" and not seen
+    two = np.int64(2)  # which JSON cannot say
+    assert locate(zoo.shared("gpt2"), FACT, samples=two, resume=True).answer == "Paris" and not seen
+    assert locate(zoo.shared("gpt2"), FACT, window=two, resume=True).window == 2
 
 
 def test_a_torn_journal_gives_the_same_bits(cache_folder: Path) -> None:
