@@ -33,7 +33,7 @@ def inspect() -> None:
     """Show what the memories of a model store."""
 
 
-@inspect.command(short_help="One memory: what its value says, what fires its key.")
+@inspect.command(short_help="One memory: the tokens of its value, and the texts that activate its key.")
 @options.output_options
 @click.argument("name", metavar="L[.E].I")
 @click.option("--top", default=10, type=options.COUNT, help="Number of tokens and triggers to show.")
@@ -45,7 +45,7 @@ def memory(**given: Any) -> None:
     work.inspect_memory(**given)
 
 
-@inspect.command(short_help="The memories that a prompt fires, and where its answer is made; turn some of them.")
+@inspect.command(short_help="The memories that a prompt activates, and where its answer is made; scale some of them.")
 @options.output_options
 @click.argument("text", metavar="PROMPT")
 @options.edit_option("Show the prompt before and after this edit.")
@@ -65,7 +65,7 @@ def prompt(**given: Any) -> None:
     work.inspect_prompt(**given)
 
 
-@inspect.command(short_help="The memory that an edit amounts to, and what a text reads differently.")
+@inspect.command(short_help="The memories that an edit adds, and which texts read them.")
 @options.output_options
 @click.argument("edit_from", type=options.edit_folder, metavar="EDIT_DIR")
 @click.option("--top", default=5, type=options.COUNT, help="Number of tokens, texts and keys to show.")
