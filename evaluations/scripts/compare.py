@@ -43,6 +43,7 @@ from ffedit import EditConfig, Fact
 from ffedit.benchmark.settings import held_out
 from ffedit.cli.options import parse_layers
 from ffedit.editor.methods import METHODS, set_numbers
+from ffedit.editor.statistics import text_for
 from ffedit.files.resuming import Journal, read_journal
 
 SHOWN = (*RATES, "harmonic", "processor_seconds")
@@ -62,7 +63,7 @@ WAYS, CODE = ("ffedit", "published", "plain"), "published-code"
 @click.option("--method", help="Of ffedit; default: its own.")
 @click.option("--set", "numbers", multiple=True, help="Another number: value.steps=20.")
 @click.option("--corpus", help="Text for the key statistics; default: ffedit's own.")
-@click.option("--tokens", type=int, help="How much of it.")
+@click.option("--tokens", type=int, help="How much of it; default: what an edit of one subject reads.")
 @click.option("--way", "ways", multiple=True, type=click.Choice((*WAYS, CODE)), default=WAYS, show_default=True)
 @click.option("--published-steps", default=25, show_default=True, help="Of the published procedure, at most.")
 @click.option("--plain-identity", is_flag=True, help="The plain editor takes C = I.")
@@ -101,7 +102,7 @@ def main(
         said = Answers(editable)([(fact.text, fact.previous) for fact in asked])
         facts = list(itertools.compress(asked, said))[:limit]
     config, examiner = set_numbers(EditConfig(), numbers), Examiner(editable)
-    text = ffedit.Corpus(corpus) if tokens is None else ffedit.Corpus(corpus, tokens)
+    text = text_for(editable, 1, config.seed, corpus) if tokens is None else ffedit.Corpus(corpus, tokens)
 
     def write(facts: Sequence[Fact], **given: Any) -> ffedit.Edit:
         named = {} if method is None else {"method": method}
@@ -133,7 +134,7 @@ def main(
     stats = {address: moments for address, moments in stats.items() if address.layer in where}
 
     settings = {
-        **{"model": editable.name, "dtype": dtype, "data": data.name, "split": split, "layer": at},
+        **{"model": Path(editable.name).name, "dtype": dtype, "data": data.name, "split": split, "layer": at},
         **{"corpus": corpus, "tokens": tokens},
     }
     made_by = first.provenance["method"]
@@ -181,7 +182,7 @@ def main(
     found = {path.stem: read_journal(path)[1:] for path in sorted(out.glob("*.jsonl"))}
     text_of, summary = report(found)
     about = f"{data.name}{f' ({split})' if split else ''}, layer {at}"
-    heading = f"{editable.name}, {about}, {own['method']}: {sharing(facts)}."
+    heading = f"{settings['model']}, {about}, {own['method']}: {sharing(facts)}."
     costs = "".join(f"- {name}: {seconds:.1f} s\n" for name, seconds in once.items())
     (out / "report.md").write_text(f"{heading}\n\n{text_of}\nOnce, in this run:\n\n{costs}", encoding="utf-8")
     keep(
