@@ -30,6 +30,8 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 import ffedit
 from ffedit.algebra.linalg import double
 from ffedit.benchmark.folder import EDITS, UNEDITED, needed
@@ -193,9 +195,8 @@ class Weights:
         with needed():
             save_state(path, tensors, values)
 
-    def load_(self, path: Path) -> None:
-        """Set the matrices to those of a state that `save` wrote; EditError where it cannot be read."""
-        tensors, _ = load_state(path, "cannot be read")
+    def load_(self, tensors: Mapping[str, Tensor]) -> None:
+        """Set the matrices to those of a state that `save` wrote."""
         for memory in self._memories:
             memory.set_(tensors[str(memory.address)])
 
@@ -236,7 +237,7 @@ class MethodSequence:
             self._scorer.record_edited(facts, method, when, chunk, model)
 
         last, seconds = task.process_group.by_first(self._resumed)
-        task.process_group.in_all(lambda: None if last < 0 or task.process_group.first else self._load(last))
+        task.process_group.in_all(lambda: None if last < 0 or task.process_group.first else self._resume(last))
         written: list[int] = []
         for chunk, facts in enumerate(self._chunks):
             if chunk > last and not task.journal.failed(method, chunk):
@@ -282,13 +283,14 @@ class MethodSequence:
     def _follow(self) -> None:
         """Load the weights that the first process saved last; in that process, do nothing."""
         if not self._task.process_group.first:
-            self._weights.load_(self._file)
+            self._weights.load_(load_state(self._file, "cannot be read")[0])
 
-    def _load(self, last: int) -> None:
-        """Load the state after the chunk `last`: the weights, and the edits up to it that a method preserves."""
+    def _resume(self, last: int, tensors: Mapping[str, Tensor] | None = None) -> None:
+        """Take up the state after the chunk `last`: its `tensors`, and the edits up to it that a method preserves."""
+        tensors = load_state(self._file, "cannot be read")[0] if tensors is None else tensors
         written = [chunk for chunk in range(last + 1) if not self._task.journal.failed(self._method, chunk)]
         edits = [Edit.load(self._folder / f"{chunk:05d}") for chunk in written if METHODS[self._method].preserves]
-        self._weights.load_(self._file)
+        self._weights.load_(tensors)
         self._task.editable.history.edits = {edit.fingerprint(): edit for edit in edits}
 
     def _resumed(self) -> tuple[int, float]:
@@ -298,14 +300,14 @@ class MethodSequence:
         """
         journal, method, stops, edited = self._task.journal, self._method, checkpoints(self._chunks), 0
         try:
-            state = load_state(self._file, "nothing to resume from")[1]
+            tensors, state = load_state(self._file, "nothing to resume from")
             last = state["chunk"]
             for chunk in range(last):
                 edited += 0 if journal.failed(method, chunk) else len(self._chunks[chunk])
                 whole = chunk not in stops or journal.done(method, f"at {edited}", chunk)
                 if not (whole and journal.done(method, "after", chunk)):
                     raise EditError("measurements are missing")
-            self._load(last)
+            self._resume(last, tensors)
             return last, state["seconds"]
         except EditError:  # nothing to resume from
             shutil.rmtree(self._folder, ignore_errors=True)

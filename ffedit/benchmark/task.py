@@ -6,12 +6,11 @@ of scores; it is counted and listed in the report, and the run continues.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from ffedit.algebra.key_moments import KeyMoments
@@ -76,7 +75,7 @@ class LiveScores:
     def __init__(self, progress: Progress, total: int, journal: Journal) -> None:
         self._progress, self._total = progress, total
         self._facts: Counter[str] = Counter()
-        self._values: dict[tuple[str, str], list[float]] = defaultdict(list)
+        self._sums: dict[tuple[str, str], tuple[float, int]] = {}
         for line in journal.lines.values():
             # The facts of an incomplete group are measured and reported again.
             if line.when == "after" and line.fact != WHOLE and journal.done(line.method, line.when, line.chunk):
@@ -87,10 +86,11 @@ class LiveScores:
         self._facts[method] += len(measured)
         words = [f"{method}:"]
         for name in SHOWN:
-            values = self._values[method, name]
-            values += [value for fact in measured if (value := fact.get("scores", {}).get(name)) is not None]
-            if values:
-                words.append(f"{name} {fmean(values):.2f}")
+            total, count = self._sums.get((method, name), (0.0, 0))
+            values = [value for fact in measured if (value := fact.get("scores", {}).get(name)) is not None]
+            total, count = self._sums[method, name] = total + sum(values), count + len(values)
+            if count:
+                words.append(f"{name} {total / count:.2f}")
         self._progress(" ".join(words), self._facts[method], self._total)
 
 

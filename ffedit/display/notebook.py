@@ -18,12 +18,16 @@ from ffedit.benchmark.tables import headline
 from ffedit.display.figures.plots import average_lines, heat_maps
 from ffedit.display.figures.saving import check_matplotlib, style
 from ffedit.display.terminal.console import PlainConsole
-from ffedit.display.terminal.heat_map import averages_table, heat_map, site_map_view
+from ffedit.display.terminal.diff import diff_view
+from ffedit.display.terminal.explanation import explanation_view
+from ffedit.display.terminal.heat_map import averages_table, heat_map
 from ffedit.display.terminal.layer_choice import layer_choice, trial_edits
 from ffedit.display.terminal.memories import edited_view, memory_view, prompt_view
 from ffedit.display.terminal.model_table import memory_table, model_line
-from ffedit.display.terminal.scores import before_after, explanation_view, headline_table, verdict_view, what_it_says
-from ffedit.display.terminal.show import diff_view, edit_view, shipped
+from ffedit.display.terminal.scores import before_after, headline_table, verdict_view, what_it_says
+from ffedit.display.terminal.shipped import shipped
+from ffedit.display.terminal.show import edit_view
+from ffedit.display.terminal.site_map import site_map_view
 from ffedit.display.terminal.tables import named_values, spaced
 from ffedit.editor.edit import Edit
 from ffedit.evaluator import Explanation, Report

@@ -291,10 +291,7 @@ class Edit(Displayed):
         manifest["checksum"] = checksum(manifest)
         folder = make_folder(placing, Path(path), force)
         with named_errors(Path(path)):
-            # Copies, since safetensors refuses tensors that share memory.
-            tensors = {name: tensor.detach().cpu() for name, tensor in self._tensors()}
-            own = {name: each.clone(memory_format=torch.contiguous_format) for name, each in tensors.items()}
-            save_file(own, folder / TENSORS)
+            save_file({name: _own(tensor) for name, tensor in self._tensors()}, folder / TENSORS)
             text = json.dumps(manifest, indent=2, ensure_ascii=False) + "\n"
             (folder / MANIFEST).write_text(text, encoding="utf-8")
 
@@ -348,6 +345,11 @@ def _read(file: Path) -> dict[str, Tensor]:
         if tensor.dtype not in NAMES:
             raise ValueError(f"{show(name)} is of {tensor.dtype}")
     return tensors
+
+
+def _own(tensor: Tensor) -> Tensor:
+    # safetensors refuses tensors that share memory.
+    return tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
 
 
 def as_edits(edits: Edit | Iterable[Edit]) -> list[Edit]:

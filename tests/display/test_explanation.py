@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from shown import words
 
-from ffedit.display.terminal.scores import MOST_WRONG, explanation_view
+from ffedit.display.terminal.explanation import MOST_WRONG, explanation_view
 from ffedit.evaluator import Explanation, WrongAnswer
 
 OWN = WrongAnswer(

@@ -14,7 +14,8 @@ from ffedit import SiteMap, Trace
 from ffedit.display.figures.plots import site_maps
 from ffedit.display.figures.saving import save_figure
 from ffedit.display.notebook import html
-from ffedit.display.terminal.heat_map import heat_map, site_map_view
+from ffedit.display.terminal.heat_map import heat_map
+from ffedit.display.terminal.site_map import site_map_view
 
 TOKENS = ("The", " Eiffel", " Tower", " is", " in")
 

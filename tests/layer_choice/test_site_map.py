@@ -17,7 +17,7 @@ from writing import CORPUS, FACT, quick
 import ffedit
 from ffedit import Editable, EditError, Fact, FactError, SiteMap
 from ffedit.algebra.linalg import double
-from ffedit.display.terminal.heat_map import site_map_view
+from ffedit.display.terminal.site_map import site_map_view
 from ffedit.editor import name_keys
 from ffedit.editor.key import read_at
 from ffedit.editor.name_keys import mention_of

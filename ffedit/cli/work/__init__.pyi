@@ -8,4 +8,5 @@ from .scoring import evaluate as evaluate
 from .ship import diff as diff, export as export, undo as undo
 from .solving import check_setting as check_setting
 from .statistics import stats as stats
-from .tracing import choose_layer as choose_layer, locate as locate
+from .tracing import locate as locate
+from .trying import choose_layer as choose_layer

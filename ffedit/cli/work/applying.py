@@ -25,9 +25,10 @@ from ffedit.display.html.result import result_page
 from ffedit.display.terminal.heat_map import heat_map
 from ffedit.display.terminal.layer_choice import reasons
 from ffedit.display.terminal.model_table import model_line, short_name
-from ffedit.display.terminal.outcome import outcome, plan, worse
+from ffedit.display.terminal.outcome import outcome, worse
+from ffedit.display.terminal.plan import plan
 from ffedit.display.terminal.scores import MOST_TOKENS, before_after, verdict_view, what_it_says
-from ffedit.display.terminal.show import packing
+from ffedit.display.terminal.shipped import packing
 from ffedit.display.terminal.tables import duration, ranges
 from ffedit.editor.edit import Edit, applied_edits
 from ffedit.editor.protect import protected_texts
@@ -59,7 +60,10 @@ def apply(dry_run: bool, **given: Any) -> None:
 
 @dataclass
 class Application:
-    """The values of the options of `apply`; made, it has loaded the model and refused what that cannot be asked."""
+    """Facts to write into a model, and what is to come of it: the values of the options of `apply`.
+
+    Making an instance loads the model, and refuses what the model cannot be asked, before the long computation.
+    """
 
     surface: Surface
     destinations: Destinations

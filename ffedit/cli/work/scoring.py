@@ -13,7 +13,8 @@ from ffedit.cli.surface import Surface
 from ffedit.cli.work import result
 from ffedit.cli.work.model import join, load_edited, load_model
 from ffedit.display.html.result import result_page
-from ffedit.display.terminal.scores import all_scores, explanation_view, verdict_view, what_it_says
+from ffedit.display.terminal.explanation import explanation_view
+from ffedit.display.terminal.scores import all_scores, verdict_view, what_it_says
 from ffedit.facts.fact import Fact
 from ffedit.facts.reading import LeftOutRecords
 from ffedit.files.atomic import write_text

@@ -11,7 +11,8 @@ from ffedit.cli.surface import Surface
 from ffedit.cli.work.model import base_of
 from ffedit.cli.work.result import written
 from ffedit.display.terminal.console import next_commands
-from ffedit.display.terminal.show import diff_view, shipped
+from ffedit.display.terminal.diff import diff_view
+from ffedit.display.terminal.shipped import shipped
 from ffedit.exporter import push
 
 

@@ -1,4 +1,4 @@
-"""Traces of facts, shown, drawn and saved, with `--leak` also the map of a fact's sites; and layers tried by edits."""
+"""Traces of facts, shown, drawn and saved; with `--leak` also the map of a fact's sites."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import Any
 from rich.text import Text
 
 import ffedit
-from ffedit.cli.fact_options import Reading
 from ffedit.cli.options import ModelOptions, Solving, parse_layers
 from ffedit.cli.surface import Surface
 from ffedit.cli.work import result
@@ -18,8 +17,10 @@ from ffedit.cli.work.model import load_model
 from ffedit.cli.work.solving import config_of
 from ffedit.display.figures.plots import average_lines, heat_maps, site_maps
 from ffedit.display.figures.saving import save_figure
-from ffedit.display.terminal.heat_map import averages_table, heat_map, site_map_view
-from ffedit.display.terminal.layer_choice import layer_choice, routing_table, trial_edits
+from ffedit.display.terminal.heat_map import averages_table, heat_map
+from ffedit.display.terminal.layer_choice import layer_choice
+from ffedit.display.terminal.routing import routing_table
+from ffedit.display.terminal.site_map import site_map_view
 from ffedit.facts.fact import Fact
 from ffedit.facts.reading import LeftOutRecords
 from ffedit.inference.routing import subject_routes
@@ -80,19 +81,3 @@ def locate(
         save_figure(plot, partial(site_maps, choosing.traces[0], mapped, marked))
     elif plot is not None:
         save_figure(plot, lambda: average_lines(aggregates) if averaged else heat_maps(measured, marked))
-
-
-def choose_layer(
-    sources: Sequence[str], reading: Reading, layers: str, method: str, model: ModelOptions, surface: Surface
-) -> None:
-    """Try edits at several layers, and show their scores and the best layer."""
-    facts, left_out = None, []
-    if sources:
-        sifted = reading.sift(sources, surface)
-        facts, left_out = list(sifted.facts), [records.to_dict() for records in sifted.by_kind]
-    editable = load_model(model, surface)
-    tried = None if layers == "auto" else parse_layers(layers, len(editable.layers), ("auto",))
-    with surface.progress() as progress:
-        choice = ffedit.choose_layer(editable, method=method, facts=facts, layers=tried, progress=progress)
-    surface.show(trial_edits(choice))
-    surface.write_json({"model": editable.name, **choice.to_dict(), "left_out": left_out})

@@ -1,4 +1,4 @@
-"""Traces as heat maps in a terminal: one fact by token, averages over facts by the role of a token, a fact's sites.
+"""Traces as heat maps in a terminal: the effects of one fact by token, and averages over facts by the role of a token.
 
 Each cell is a shade character, drawn in its own background colour where the terminal has colours: piped, copied or
 without colour, the map shows the same.
@@ -6,7 +6,7 @@ without colour, the map shows the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -17,10 +17,8 @@ from rich.style import Style
 from rich.text import Text
 
 from ffedit.algebra.bootstrap import Interval
-from ffedit.display.picture import NEGATIVE, Picture, Row, colour, pictures, restored, runs, site_pictures
-from ffedit.display.terminal.tables import left, plain_table, ranges, right
-from ffedit.facts.text import counted, number, quoted, token, visible
-from ffedit.layer_choice.site_map import SiteMap
+from ffedit.display.picture import NEGATIVE, Picture, Row, colour, pictures, restored, runs
+from ffedit.facts.text import counted, number, quoted
 from ffedit.locator import Trace, TraceSet
 from ffedit.locator.result import Aggregate
 
@@ -29,16 +27,15 @@ LABEL_CELLS = 14
 MOST_CELLS = 4
 MOST_UNKNOWN = 3
 MOST_PROMPT = 48
-# Names in a row of the table, of those that are kept.
-SHOWN_NAMES = 3
 
 
 def heat_map(trace: Trace | TraceSet, layer: int | None = None) -> HeatMap:
     """Render a trace, of several facts their average by role, as a heat map; `layer` is marked, or its own choice."""
-    return _with_most(*pictures([trace], layer))
+    (shown,) = pictures([trace], layer)
+    return with_most(shown)
 
 
-def _with_most(shown: Picture) -> HeatMap:
+def with_most(shown: Picture) -> HeatMap:
     """Render a heat map with the largest number of each row beside it."""
     most = ("–" if np.isnan(row.most) else number(row.most) for row in shown.rows)
     return HeatMap(shown, tuple(f"{text:>5}" for text in ("most", *most)))
@@ -162,47 +159,3 @@ def _axis(depth: int, columns: int, group: int, cell: int) -> str:
         text = str(column * group)
         axis = axis.ljust(column * cell + (cell - len(text)) // 2 if cell > 2 else column * cell) + text
     return axis
-
-
-# Sites ---------------------------------------------------------------------------------------------
-
-
-def site_map_view(mapped: SiteMap, trace: Trace | None = None, layer: int | None = None) -> RenderableType:
-    """Render reach, leak, and as a table the sites of `layer`, the measured one next to it, or that of least leak.
-
-    Beside a `trace` of the same prompt the maps have its rows, and the table its effects.
-    """
-    layer = mapped.least[0] if layer is None else layer
-    shown = min(mapped.layers, key=lambda measured: abs(measured - layer))
-    maps = [part for picture in site_pictures(mapped, trace, layer) for part in (_with_most(picture), Text(""))]
-    return Group(*maps, _table(mapped, trace, shown), Text(""), *_notes(mapped, shown))
-
-
-def _table(mapped: SiteMap, trace: Trace | None, layer: int) -> RenderableType:
-    measured = {
-        **({} if trace is None else {"effect": trace.effects}),
-        "reach": mapped.reach,
-        "least": mapped.reach_least,
-        "look-alikes": mapped.leak_look_alikes,
-        "others": mapped.leak,
-        "95th": mapped.leak_high,
-    }
-    table = plain_table(*left(f"layer {layer}"), *right(*measured), "most hit")
-    for position in range(*mapped.subject):
-        values = [float(of[layer, position]) for of in measured.values()]
-        cells = ["–" if np.isnan(value) else number(value) for value in values]
-        hits = ", ".join(f"{name} {number(share)}" for name, share in mapped.hits(layer, position)[:SHOWN_NAMES])
-        table.add_row(Text(token(mapped.tokens[position])), *cells, Text(visible(hits)))
-    return table
-
-
-def _notes(mapped: SiteMap, layer: int) -> Iterator[Text]:
-    alike = counted(len(mapped.look_alikes[mapped.layers.index(layer)]), "look-alike")
-    yield Text(
-        "All shares are of the change at the token. Reach, least: mean and minimum over other sentences with the "
-        f"subject; look-alikes, others, 95th: {alike} and {counted(mapped.names, 'other name')}. Layers measured: "
-        f"{ranges(mapped.layers)}.",
-        style="dim",
-    )
-    if np.isnan(mapped.reach[layer, slice(*mapped.subject)]).any():
-        yield Text("–: other texts cut the subject otherwise, so that no edit can name this token.", style="dim")

@@ -1,4 +1,4 @@
-"""An edit in a few lines: its plan; or whether each fact took, what else moved, which answers became worse."""
+"""The result of an edit in a few lines: whether each fact took, what else moved, which answers became worse."""
 
 from __future__ import annotations
 
@@ -8,11 +8,9 @@ from itertools import chain
 
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
-from rich.table import Column
 from rich.text import Text
 
-from ffedit.benchmark.estimate import Estimate
-from ffedit.display.terminal.tables import duration, folded, plain_table, spaced, with_more
+from ffedit.display.terminal.tables import folded, plain_table, with_more
 from ffedit.evaluator import FactScores, Report
 from ffedit.evaluator.scores import Continuation
 from ffedit.evaluator.verdict import BREAKING, BREAKS, knew_previous, took
@@ -133,22 +131,3 @@ def _of_fact(before: FactScores, after: FactScores, score: str) -> list[tuple[Co
 
 def _lost(sides: Sequence[tuple[Continuation, Continuation]]) -> int:
     return sum(bool(before.right) and not after.right for before, after in sides)
-
-
-# The plan ------------------------------------------------------------------------------------------
-
-
-def plan(estimate: Estimate, written: str) -> RenderableType:
-    """Render the stages of an edit with their seconds; `written` lists the files and folders that it would write."""
-    table = plain_table("stage", *folded("step"), Column("about", justify="right"))
-    for stage in estimate.stages:
-        table.add_row(stage.name, stage.words, duration(stage.seconds))
-    table.add_row("", "in all", duration(estimate.seconds), style="bold")
-    most, now = estimate.memory_most / 1e9, estimate.memory_now / 1e9
-    lines = [
-        f"At most {duration(estimate.longest)}, if a value is not found before the last step.",
-        f"Memory: {most:.1f} GB at most, of which {now:.1f} GB are in use now.",
-        f"Written: {written}." if written else "Nothing is written: there is neither --out nor --export.",
-        f"Estimated from passes that were timed here: {estimate.tokens_per_second:,.0f} tokens a second.",
-    ]
-    return spaced(table, Text("\n".join(lines)))

@@ -16,12 +16,12 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from ffedit.algebra.bootstrap import Interval
-from ffedit.display.terminal.tables import Fitting, folded, left, plain_table, ranges, right, spaced, with_more
+from ffedit.display.terminal.tables import Fitting, folded, left, plain_table, ranges, right, with_more
 from ffedit.editor.checks import in_reach
 from ffedit.editor.edit import Edit
 from ffedit.editor.methods import METHODS
 from ffedit.editor.provenance import ValueSearch, value_searches
-from ffedit.evaluator import METRICS, Explanation, Report, WrongAnswer, headline_scores
+from ffedit.evaluator import METRICS, Report, headline_scores
 from ffedit.evaluator.verdict import DRIFTED, ENOUGH, texts, took
 from ffedit.facts.text import counted, number, quoted
 from ffedit.model.editable import Editable
@@ -60,7 +60,7 @@ def _headline(report: Report, beside: Collection[str]) -> Table:
             about = {"prompts": str(counts[name] or ""), "meaning": METRICS[name].meaning}
             table.add_row(name, *direction, *cells, *(about[name] for name in shown))
     lines = ["change: mean over facts and its 95 % interval over subjects"] if sure else []
-    return _captioned(table, [*lines, *_not_measured(report)])
+    return captioned(table, [*lines, *_not_measured(report)])
 
 
 def _prompts(report: Report) -> Counter[str]:
@@ -100,7 +100,7 @@ def all_scores(report: Report) -> Table:
     now = report.known[1] or report.known[0]
     if known and now.generation is not None:
         lines.append(f"generation among {counted(known, 'fact')} that the model knew: {_share(now.generation)}")
-    return _captioned(table, [*lines, *_not_measured(report), *map(str, report.left_out)])
+    return captioned(table, [*lines, *_not_measured(report), *map(str, report.left_out)])
 
 
 def headline_table(rows: Sequence[Sequence[str]]) -> Table:
@@ -118,7 +118,8 @@ def _table(report: Report, wide: bool, *more: Column, direction: bool = True) ->
     return plain_table(*left("score"), *should, *(measured if wide else right(*measured)), *more)
 
 
-def _captioned(table: Table, lines: Sequence[str]) -> Table:
+def captioned(table: Table, lines: Sequence[str]) -> Table:
+    """Put lines below a table, and return it."""
     table.caption, table.caption_justify = Text("\n".join(lines), style="dim not italic"), "left"
     return table
 
@@ -267,48 +268,3 @@ def _advice(editable: Editable, edit: Edit, missed: list[tuple[str, ValueSearch]
         options.append(f"more than {steps[0]} steps (--set value.steps={2 * steps[0]})")
     if options:
         yield f"Try {', or '.join(options)}."
-
-
-# Wrong answers -------------------------------------------------------------------------------------
-
-MOST_WRONG = 12
-LEGEND = (
-    "value: with all of δ at the subject, and nowhere else, the answer is wrong, too",
-    "key: the answer is then right, but the subject received only uᵀk of δ, or other tokens received some",
-    "for a neighbor, uᵀk is the largest share that one of its tokens received",
-)
-
-
-def explanation_view(explanation: Explanation) -> RenderableType:
-    """Render how many answers are wrong by which part of the edit, and the first of them, each with its reason."""
-    if explanation.reason:
-        return Text(f"Not explained, key or value: {explanation.reason}.", style="yellow")
-    wrong, asked = explanation.wrong, sum(explanation.asked.values())
-    if not wrong:
-        return Text(f"Nothing to explain: of {counted(asked, 'answer')}, the edit got none wrong.")
-    names = ("asked", "wrong", "key", "value")
-    table = plain_table("score", *(Column(name, justify="right") for name in names))
-    for score, counts in explanation.counts.items():
-        table.add_row(score, *(str(counts[name]) for name in names))
-    parts: list[RenderableType] = [Text(f"The edit got {len(wrong)} of {counted(asked, 'answer')} wrong."), table]
-    if explained := [answer for answer in wrong if answer.failed is not None]:
-        parts.append(with_more(_answers(explained[:MOST_WRONG]), len(explained) - MOST_WRONG))
-    if others := [answer for answer in wrong if answer.failed is None]:
-        lines = [f"not explained: {quoted(answer.prompt, 60)}: {answer.reason}" for answer in others[:MOST_WRONG]]
-        parts.append(with_more(Text("\n".join(lines)), len(others) - MOST_WRONG))
-    return spaced(*parts)
-
-
-def _answers(wrong: Sequence[WrongAnswer]) -> Table:
-    table = plain_table("failed", *folded("prompt", "answer", "it says", "with δ alone", "uᵀk"))
-    for answer in wrong:
-        forced = "" if answer.forced is None else answer.forced or "(nothing)"
-        cells = (answer.prompt, answer.answer, answer.says or "(nothing)", forced, _reach(answer))
-        table.add_row(Text(answer.failed or "", style="bold"), *map(Text, cells))
-    return _captioned(table, LEGEND)
-
-
-def _reach(answer: WrongAnswer) -> str:
-    """Format uᵀk with the token that it is read at, and with the subject that u is of where that is another one."""
-    of = "" if answer.written == answer.subject else f" of {quoted(answer.written)}"
-    return "" if answer.reach is None else f"{number(answer.reach)}{of} at {quoted(answer.token)}"

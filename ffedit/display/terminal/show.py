@@ -1,9 +1,8 @@
-"""An edit in a terminal: what it holds, what became of its export, and the differences between two checkpoints."""
+"""The contents of an edit as tables in a terminal."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -16,23 +15,18 @@ from ffedit.display.terminal.tables import (
     first_names,
     folded,
     named_values,
-    notes,
     plain_table,
     ranges,
     right,
-    share,
     spaced,
     with_more,
 )
 from ffedit.editor.config import dotted
 from ffedit.editor.edit import Edit
-from ffedit.exporter import Exported
-from ffedit.exporter.diff import Change, Diff
 from ffedit.facts.text import counted, number
 from ffedit.loading.names import in_words
 
 MOST_FACTS = 20
-MOST_CHANGES = 40
 NOT_MEASURED = "not measured"
 
 
@@ -154,83 +148,3 @@ def _short(value: object) -> str:
     if isinstance(value, list | tuple):
         return "/".join(map(str, value))
     return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-# An export -----------------------------------------------------------------------------------------
-
-
-def shipped(done: Exported, undone: bool = False) -> Text:
-    """Render the folder written, the bytes rewritten, copied and linked, and the check in a fresh process."""
-    lines = [f"{done.folder}: {'edit ' + done.edit.fingerprint() + ' undone' if undone else 'written'}"]
-    if undone:
-        lines[0] += ", bit for bit" if done.exact else " by subtraction: not exactly what it was"
-    if done.moved is not None:
-        rewritten, copied, linked = map(_gigabytes, (done.moved.rewritten, done.moved.copied, done.moved.linked))
-        lines.append(f"{rewritten} of weights rewritten; files of {copied} copied, {linked} linked")
-    lines += [_as_stored(matrix.to_dict()) for matrix in done.packed]
-    logits = ", logits" if done.checked.logits else " (logits not compared)"
-    lines.append(f"verified in a fresh process: {counted(done.checked.tensors, 'tensor')}{logits}")
-    if done.checked.peft is False:
-        lines.append("not tried with PEFT, which is not installed (pip install 'ffedit[peft]')")
-    return Text("\n".join(lines))
-
-
-def packing(edit: Edit) -> Text | None:
-    """Render how a GGUF file stores an edit that is measured as the file has it; None for any other."""
-    lines = [_as_stored(matrix) for matrix in edit.provenance.get("gguf", ())]
-    told = "The scores are measured on the matrices as the file stores them."
-    return Text("\n".join([*lines, told])) if lines else None
-
-
-def _as_stored(matrix: Mapping[str, Any]) -> str:
-    """Describe how a GGUF file stores a changed matrix (`Packed.to_dict`)."""
-    kind = matrix["kind"] if matrix["kind"] == matrix["was"] else f"{matrix['kind']} (was {matrix['was']})"
-    return f"{matrix['name']} is stored as {kind}, which loses {matrix['lost']:.1%} of the edit"
-
-
-def _gigabytes(count: int) -> str:
-    return f"{count / 1e9:.2f} GB" if count >= 1e9 else f"{count / 1e6:.2f} MB"
-
-
-# Two checkpoints -----------------------------------------------------------------------------------
-
-
-def diff_view(diff: Diff) -> Group:
-    """Render the differences between two checkpoints, or say that there are none."""
-    recast = f", {len(diff.retyped)} the same but for the dtype" if diff.retyped else ""
-    summary = f"{counted(len(diff.changes), 'tensor')} changed{recast}, {diff.same} the same."
-    if diff.identical:
-        summary = f"No difference: all {counted(diff.same, 'tensor')} are the same."
-    heading = Text(f"{diff.base} → {diff.edited}", style="bold")
-    sections: list[RenderableType] = [heading, Text(summary)]
-    if diff.changes:
-        sections.append(_changes(diff.changes))
-    kinds = Counter(name.rpartition(": ")[2] for name in diff.retyped)
-    lists = {
-        "missing": diff.missing,
-        "added": diff.added,
-        "other shape": diff.reshaped,
-        "other dtype": [f"{counted(many, 'tensor')} {kind}" for kind, many in kinds.items()],
-    }
-    if differences := [(name, first_names(names)) for name, names in lists.items() if names]:
-        sections.append(named_values(*differences))
-    return spaced(*sections)
-
-
-def _changes(changes: Sequence[Change]) -> RenderableType:
-    numbers = right("shape", "dtype", "rank", "‖Δ‖", "‖Δ‖ / ‖W‖", "changed")
-    table = plain_table(Column("tensor", overflow="fold", min_width=16), *numbers)
-    shown = sorted(changes, key=lambda change: -change.norm_ratio)[:MOST_CHANGES]
-    for change in shown:
-        sign = "≥ " if change.more else "" if change.exact else "~ "
-        rank = "" if change.rank is None else f"{sign}{change.rank}"
-        cells = [change.name, " × ".join(map(str, change.shape)), change.dtype, rank]
-        table.add_row(*map(Text, [*cells, f"{change.norm:.3g}", f"{change.norm_ratio:.2%}", share(change.share)]))
-    lines = ["rank: singular values of Δ above the rounding noise of the stored dtype"]
-    if any(change.rank is not None and not change.exact and not change.more for change in shown):
-        lines.append("~: many entries rounded back to what they were, so the rank is an estimate")
-    if any(change.more for change in shown):
-        lines.append("≥: larger ranks were not looked for")
-    if len(changes) > len(shown):
-        lines.insert(0, f"… and {len(changes) - len(shown)} more, which changed less")
-    return Group(table, notes(lines))

@@ -1,0 +1,27 @@
+"""The layer to edit, by trial edits at a few."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import ffedit
+from ffedit.cli.fact_options import Reading
+from ffedit.cli.options import ModelOptions, parse_layers
+from ffedit.cli.surface import Surface
+from ffedit.cli.work.model import load_model
+from ffedit.display.terminal.layer_choice import trial_edits
+
+
+def choose_layer(
+    sources: Sequence[str], reading: Reading, layers: str, method: str, model: ModelOptions, surface: Surface
+) -> None:
+    """Try edits at several layers, and show their scores and the best layer."""
+    sifted = reading.sift(sources, surface) if sources else None
+    facts = None if sifted is None else list(sifted.facts)
+    editable = load_model(model, surface)
+    tried = None if layers == "auto" else parse_layers(layers, len(editable.layers), ("auto",))
+    with surface.progress() as progress:
+        choice = ffedit.choose_layer(editable, method=method, facts=facts, layers=tried, progress=progress)
+    surface.show(trial_edits(choice))
+    left_out = [] if sifted is None else [records.to_dict() for records in sifted.by_kind]
+    surface.write_json({"model": editable.name, **choice.to_dict(), "left_out": left_out})
