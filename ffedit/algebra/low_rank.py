@@ -88,6 +88,10 @@ class Dense(_Change):
 
     matrix: Tensor
 
+    def __post_init__(self) -> None:
+        if self.matrix.ndim != 2:
+            raise ValueError(f"a matrix [d_out, d_in] expected, found {list(self.matrix.shape)}")
+
     def __repr__(self) -> str:
         return f"Dense({list(self.shape)})"
 

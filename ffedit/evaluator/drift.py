@@ -78,12 +78,8 @@ class GenericText:
         self._reference: dict[int, Tensor] = {}
         kept = self._kept()
         # By row: the states that enter the layer and those that leave the last one, [2, tokens, d_model], on the CPU.
-        self._states: dict[int, Tensor]
-        try:
-            self._states = dict(enumerate(load_state(kept, "holds no states")[0]["states"])) if kept else {}
-        except EditError:  # there are none yet, or they are damaged
-            self._states = {}
-        recalled = bool(self._states)
+        self._states: dict[int, Tensor] = {}
+        recalled = kept is not None and self._recall(kept)
         self.perplexity = self.measure()[1]
         self._measured = True
         if kept is not None and not recalled:
@@ -99,6 +95,17 @@ class GenericText:
             return None
         about = repr((weights, self.rows, self._layer, str(self._editable.model.dtype)))
         return cache.path("states", sha256(about.encode()).hexdigest()[:24], ".safetensors")
+
+    def _recall(self, kept: Path) -> bool:
+        """Take the states that an earlier run kept; return whether there are any that fit."""
+        try:
+            states = load_state(kept, "holds no states")[0]["states"]
+        except (EditError, KeyError):
+            return False
+        if states.shape != (len(self.rows), 2, len(self.rows[0]), self._editable.d_model):
+            return False
+        self._states = dict(enumerate(states))
+        return True
 
     @torch.no_grad()
     def measure(self, editable: Editable | None = None) -> tuple[float, float]:
@@ -177,13 +184,12 @@ class ReferenceDistributions:
         self.contexts = frozenset(context for context, draw in draws.items() if share >= 1 or draw < share)
         self._kept: dict[Context, Tensor] = {}
 
-    def compare(self, contexts: Sequence[Context], log_probs: Tensor) -> list[float]:
-        """Return KL(unedited ‖ now) after each of `contexts`, nats, from log-probabilities [k, vocabulary].
+    def keep(self, contexts: Sequence[Context], log_probs: Tensor) -> None:
+        """Keep the unedited model's log-probabilities [k, vocabulary] after `contexts`."""
+        self._kept.update(zip(contexts, log_probs.float().cpu(), strict=True))
 
-        Those of the first call for a context are kept as the unedited model's.
-        """
-        if not self._kept.keys() >= set(contexts):
-            self._kept.update(zip(contexts, log_probs.float().cpu(), strict=True))
+    def compare(self, contexts: Sequence[Context], log_probs: Tensor) -> list[float]:
+        """Return KL(unedited ‖ now) after each of `contexts`, nats; `log_probs` [k, vocabulary] are the model's now."""
         before = torch.stack([self._kept[context] for context in contexts]).to(log_probs.device)
         distances: list[float] = divergence(before, log_probs.float()).tolist()
         return distances

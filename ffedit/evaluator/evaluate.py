@@ -76,7 +76,7 @@ class Evaluation:
         neighbors = [prompt_of(pair.true) for q in prompts for pair in q.neighbors]
         vocabulary = editable.model.config.get_text_config().vocab_size
         self._reference = ReferenceDistributions(neighbors, vocabulary, sum(len(fact.neighbors) for fact in facts))
-        self._before = self._ask(editable, indices, finish=edit is None)
+        self._before = self._ask(editable, indices, first=True, finish=edit is None)
         after = None if edit is None else self._ask_with(edit, indices)
         self.before = self._score(self._before, indices)
         self.after = None if after is None else self._score(after, indices)
@@ -115,11 +115,13 @@ class Evaluation:
             finish_together(self._before.generations, after.generations, weights)
         return after
 
-    def _ask(self, editable: Editable, indices: Sequence[int], finish: bool = True) -> Responses:
+    def _ask(self, editable: Editable, indices: Sequence[int], first: bool = False, finish: bool = True) -> Responses:
         prompts = [self._questions[i] for i in indices]
         divergences: dict[Context, float] = {}
 
         def listen(contexts: list[Context], log_probs: Tensor) -> None:
+            if first:
+                self._reference.keep(contexts, log_probs)
             divergences.update(zip(contexts, self._reference.compare(contexts, log_probs), strict=True))
 
         texts = dict.fromkeys(text for q in prompts for text in q.texts)

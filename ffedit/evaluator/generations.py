@@ -61,15 +61,19 @@ class GenerationRequest:
 
 
 def requests(q: Questions, kinds: Collection[str]) -> Iterator[GenerationRequest]:
-    """Yield the greedy generations after the prompts of a fact, of the `kinds` that any metric needs."""
-    yield from (new_object(pair, TEXT_TOKENS) for pair in (q.own, *q.paraphrases))
-    yield from map(true_object, (*q.neighbors, *q.same_subject))
-    if "with_edit" in kinds:  # for no metric of ffedit's own
-        yield from map(true_object, q.with_edit)
-    yield from map(new_object, q.also)
-    for prompt in (*q.keep, *q.portability, *q.cross_lingual):
-        yield _whole(prompt.text, *prompt.aliases) if prompt.named else _as_long(prompt)
-    yield from map(_as_long, q.stay)
+    """Yield the greedy generations after the edited prompt, and after the prompts of a fact of these `kinds`."""
+    yield new_object(q.own, TEXT_TOKENS)
+    for kind in ("paraphrases", "neighbors", "same_subject", "with_edit", "also"):
+        for pair in getattr(q, kind) if kind in kinds else ():
+            if kind in ("paraphrases", "also"):
+                yield new_object(pair, TEXT_TOKENS if kind == "paraphrases" else 0)
+            else:
+                yield true_object(pair)
+    for kind in ("keep", "portability", "cross_lingual"):
+        for prompt in getattr(q, kind) if kind in kinds else ():
+            yield _whole(prompt.text, *prompt.aliases) if prompt.named else _as_long(prompt)
+    if "locality" in kinds:
+        yield from map(_as_long, q.stay)
 
 
 def new_object(pair: Pair, least: int = 0) -> GenerationRequest:

@@ -39,6 +39,10 @@ class ProcessGroup:
     rank: int = 0  # number of this process, from 0 on
     size: int = 1  # number of processes
 
+    def __post_init__(self) -> None:
+        if not 0 <= self.rank < self.size:
+            raise ValueError(f"process {self.rank} of {self.size}: a rank from 0 to {self.size - 1} was expected")
+
     @property
     def first(self) -> bool:
         """True if this process writes and shows the results of all."""

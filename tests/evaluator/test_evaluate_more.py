@@ -137,6 +137,9 @@ def test_a_sample_of_neighbors_is_kept_where_all_would_be_too_many(monkeypatch: 
     assert some.contexts == shares[0] | shares[1], "two processes sample what one does"
     kept = sorted(some.contexts)
     log_probs = torch.randn(len(kept), 10).log_softmax(-1)
+    with pytest.raises(KeyError):  # an edited model's distribution is never taken for the unedited one's
+        some.compare(kept, log_probs)
+    some.keep(kept, log_probs)
     assert some.compare(kept, log_probs) == [0.0] * len(kept)
 
 

@@ -84,6 +84,11 @@ def test_a_process_that_was_started_alone_is_a_crew_of_one(monkeypatch: pytest.M
         alone.gather(object())
 
 
+def test_a_rank_that_cannot_be_is_refused() -> None:
+    with pytest.raises(ValueError, match="process 2 of 2"):
+        ProcessGroup(2, 2)
+
+
 def test_two_real_processes_learn_what_each_found(tmp_path: Path) -> None:
     (program := tmp_path / "program.py").write_text(PROGRAM)
     # Without a GPU accelerate starts several processes only when it is told that these are for one each.
