@@ -59,10 +59,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "- mentions": {"key.mention_share": 0.0},
     "- context_weight": {"key.context_weight": 0.0},
     "ended at .6": {"value.target_probability": 0.6},
+    "steps of .1": {"value.step_size": 0.1},
     # The defaults before names and mentions.
     "former": {
         **{"key.names_weight": 0.0, "key.mention_share": 0.0, "key.context_weight": 0.03},
-        **{"value.target_probability": 0.6},
+        **{"value.target_probability": 0.6, "value.step_size": 0.1},
     },
     "three layers": {"spread": 3},
     "- kl_weight": {"value.kl_weight": 0.0},

@@ -138,7 +138,7 @@ class ValueConfig:
     """
 
     steps: int = 80
-    step_size: float = 0.1
+    step_size: float = 0.2
     optimizer: Literal["gradient", "adam"] = "gradient"
     target_probability: float = 0.8
     target_loss: float = 0.0

@@ -126,16 +126,18 @@ class GenericText:
             following = following[:, max(0, start - 1) :].flatten().cpu()
             apart = []
             for i, row in zip(batch, log_probs[:, start:], strict=True):
-                if i in self._compared:
-                    reference = self._reference.setdefault(i, row.cpu())
-                    apart.append(divergence(reference.to(row.device), row).cpu())
+                if i in self._reference:
+                    apart.append(divergence(self._reference[i].to(row.device), row).cpu())
+                elif i in self._compared:
+                    self._reference[i] = row.cpu()
             return following, apart
 
         for batch in batches([len(row) for row in self.rows], BUDGET):
             for following, apart in split_on_oom(read, batch, ModelError(NO_MEMORY)):
                 chosen.append(following)
                 distances += apart
-        drift, text = float(torch.cat(distances).mean()), perplexity(torch.cat(chosen))
+        drift = float(torch.cat(distances).mean()) if distances else 0.0
+        text = perplexity(torch.cat(chosen))
         if not text < float("inf") or drift != drift:
             raise ModelError(
                 f"{editable.name}: the probabilities of generic text are not finite (NaN), so there is no score; use "

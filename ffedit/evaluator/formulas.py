@@ -85,8 +85,8 @@ def divergence(before: Tensor, after: Tensor) -> Tensor:
     From log-probabilities [.., vocabulary] of the unedited and of the edited model, one number for each pair, [..].
     """
     # A token that is impossible (a padded vocabulary) adds nothing, where −inf − (−inf) would be NaN.
-    terms = before.exp() * (before - after)
-    return terms.masked_fill(before.isneginf(), 0.0).sum(-1)
+    terms = (before - after).masked_fill_(before.isneginf(), 0.0)
+    return terms.mul_(before.exp()).sum(-1)
 
 
 def perplexity(log_probs: Tensor) -> float:
