@@ -248,7 +248,7 @@ def test_apply_warns_and_with_strict_refuses(
 def test_strict_lets_a_good_edit_pass(
     empty: Path, model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ffedit.cli.work.solving.preset", lambda *_: quick(steps=30))
+    monkeypatch.setattr("ffedit.cli.work.solving.preset", lambda *_: quick(steps=30, step_size=0.1))
     (empty / "fact.json").write_text(json.dumps(ROW))
     words = ["-m", model, "--corpus", model.parent / "corpus.txt", "--layer", "0", "--out", "e", "--strict"]
     done = shell(capsys, "apply", "fact.json", *words)
