@@ -14,13 +14,14 @@ numbers of its own, so that its text depends neither on the other prompts nor on
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from hashlib import sha256
 from itertools import chain, takewhile
 from types import MappingProxyType
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -63,17 +64,21 @@ class GenerationRequest:
 def requests(q: Questions, kinds: Collection[str]) -> Iterator[GenerationRequest]:
     """Yield the greedy generations after the edited prompt, and after the prompts of a fact of these `kinds`."""
     yield new_object(q.own, TEXT_TOKENS)
-    for kind in ("paraphrases", "neighbors", "same_subject", "with_edit", "also"):
-        for pair in getattr(q, kind) if kind in kinds else ():
-            if kind in ("paraphrases", "also"):
-                yield new_object(pair, TEXT_TOKENS if kind == "paraphrases" else 0)
-            else:
-                yield true_object(pair)
-    for kind in ("keep", "portability", "cross_lingual"):
-        for prompt in getattr(q, kind) if kind in kinds else ():
-            yield _whole(prompt.text, *prompt.aliases) if prompt.named else _as_long(prompt)
-    if "locality" in kinds:
-        yield from map(_as_long, q.stay)
+    # By kind: the prompts, and what is requested of each.
+    asked: dict[str, tuple[Iterable[Any], Callable[[Any], GenerationRequest]]] = {
+        "paraphrases": (q.paraphrases, partial(new_object, least=TEXT_TOKENS)),
+        "neighbors": (q.neighbors, true_object),
+        "same_subject": (q.same_subject, true_object),
+        "with_edit": (q.with_edit, true_object),
+        "also": (q.also, new_object),
+        "keep": (q.keep, _answer),
+        "portability": (q.portability, _answer),
+        "cross_lingual": (q.cross_lingual, _answer),
+        "locality": (q.stay, _as_long),
+    }
+    for kind, (prompts, request) in asked.items():
+        if kind in kinds:
+            yield from map(request, prompts)
 
 
 def new_object(pair: Pair, least: int = 0) -> GenerationRequest:
@@ -91,6 +96,10 @@ def true_object(pair: Pair, least: int = 0) -> GenerationRequest:
 def _whole(text: Encoded, *others: Encoded, least: int = 0) -> GenerationRequest:
     # One more token: the object may be the beginning of a longer word.
     return GenerationRequest(text, max(len(each.target_ids) for each in (text, *others)) + 1, others, least)
+
+
+def _answer(prompt: Prompt) -> GenerationRequest:
+    return _whole(prompt.text, *prompt.aliases) if prompt.named else _as_long(prompt)
 
 
 def _as_long(prompt: Prompt) -> GenerationRequest:

@@ -1,4 +1,4 @@
-"""The layer to edit, by trial edits at a few."""
+"""Choose the layer to edit by trial edits at a few."""
 
 from __future__ import annotations
 

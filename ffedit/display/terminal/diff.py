@@ -1,4 +1,4 @@
-"""The differences between two checkpoints, as tables in a terminal."""
+"""Show the differences between two checkpoints, as tables in a terminal."""
 
 from __future__ import annotations
 

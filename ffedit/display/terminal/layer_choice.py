@@ -1,4 +1,4 @@
-"""The layer that is edited: which one and why, in words, and the layers that were compared as a table."""
+"""Show which layer is edited and why, in words, and the layers that were compared as a table."""
 
 from __future__ import annotations
 

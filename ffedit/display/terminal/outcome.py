@@ -1,4 +1,4 @@
-"""The result of an edit in a few lines: whether each fact took, what else moved, which answers became worse."""
+"""Show the result of an edit in a few lines: whether each fact took, what else moved, which answers became worse."""
 
 from __future__ import annotations
 

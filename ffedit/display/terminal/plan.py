@@ -1,4 +1,4 @@
-"""The plan of an edit that was not made: its stages, with the time and memory that they would take."""
+"""Show the plan of an edit that was not made: its stages, with the time and memory that they would take."""
 
 from __future__ import annotations
 

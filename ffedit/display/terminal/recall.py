@@ -1,4 +1,4 @@
-"""Where a trace shows that facts are recalled, in words, and how far it can be trusted."""
+"""Say where a trace shows that facts are recalled, and how far it can be trusted."""
 
 from __future__ import annotations
 

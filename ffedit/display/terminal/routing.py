@@ -1,4 +1,4 @@
-"""The experts that routers send a subject to, in a terminal and as plain numbers."""
+"""Show the experts that routers send a subject to, in a terminal and as plain numbers."""
 
 from __future__ import annotations
 

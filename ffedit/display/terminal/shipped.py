@@ -1,4 +1,4 @@
-"""What became of an export, and how a GGUF file stores an edit, as lines in a terminal."""
+"""Show what became of an export, and how a GGUF file stores an edit, as lines in a terminal."""
 
 from __future__ import annotations
 

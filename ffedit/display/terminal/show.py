@@ -1,4 +1,4 @@
-"""The contents of an edit as tables in a terminal."""
+"""Show the contents of an edit as tables in a terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The sites of a fact in a terminal: reach and leak as heat maps with the trace's axes, and the names that are hit."""
+"""Show the sites of a fact in a terminal: reach and leak as heat maps on the trace's axes, and names that are hit."""
 
 from __future__ import annotations
 
