@@ -21,7 +21,7 @@ from ffedit.display.terminal.model_table import environment, memory_table, model
 from ffedit.display.terminal.outcome import outcome, worse
 from ffedit.display.terminal.progress_bar import progress_bars
 from ffedit.display.terminal.scores import before_after, sayings, verdict_view, what_it_says
-from ffedit.display.terminal.tables import ranges
+from ffedit.display.terminal.tables import duration, ranges
 from ffedit.evaluator import METRICS
 from ffedit.evaluator.scores import Continuation, FactScores
 from ffedit.facts.text import number, token
@@ -322,6 +322,17 @@ def test_anatomy_collapses_equal_layers() -> None:
     assert "ln_f" in text and "resumable" in text and "8 KiB more to edit" in text and "to the last bit" in text
     assert "transposed  " in shown(memory_table(fake_editable(transposed=True)))
     assert ranges([0, 1, 2, 5, 7, 8]) == "0-2, 5, 7-8"
+
+
+def test_a_duration_is_never_off_by_more_than_a_quarter_of_itself() -> None:
+    assert [duration(s) for s in (4.25, 59.6, 95, 150, 7199, 9000)] == [
+        "4.2 s",
+        "60 s",
+        "95 s",
+        "2 min",
+        "120 min",
+        "2.5 h",
+    ]
 
 
 def test_doctor_shows_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -99,6 +99,6 @@ def first_names(names: Sequence[str]) -> str:
 
 def duration(seconds: float) -> str:
     """Say seconds in the unit that suits them."""
-    if seconds < 60:
+    if seconds < 120:
         return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
