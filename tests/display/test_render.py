@@ -324,15 +324,12 @@ def test_anatomy_collapses_equal_layers() -> None:
     assert ranges([0, 1, 2, 5, 7, 8]) == "0-2, 5, 7-8"
 
 
-def test_a_duration_is_never_off_by_more_than_a_quarter_of_itself() -> None:
-    assert [duration(s) for s in (4.25, 59.6, 95, 150, 7199, 9000)] == [
-        "4.2 s",
-        "60 s",
-        "95 s",
-        "2 min",
-        "120 min",
-        "2.5 h",
-    ]
+def test_a_duration_is_off_by_less_than_a_quarter_of_itself() -> None:
+    unit = {"s": 1, "min": 60, "h": 3600}
+    for seconds in range(1, 20_000):
+        told, of = duration(seconds).split()
+        assert abs(float(told) * unit[of] - seconds) < seconds / 4
+    assert [duration(s) for s in (4.25, 95, 150, 9000)] == ["4.2 s", "95 s", "2 min", "2.5 h"]
 
 
 def test_doctor_shows_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
