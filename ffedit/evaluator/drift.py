@@ -5,9 +5,7 @@ length, each begun with the tokens that the model's tokenizer puts in front of a
 mean over the positions behind them, and perplexity that of all other tokens that something stands before.
 
 Whole distributions are large (of 5,000 neighbors and 50,000 tokens, 1 GB): drift is measured on as many rows, drawn
-with a seed, as fit into `TEXT_BYTES`; beyond about `NEIGHBOR_BYTES`, a sample of the neighbors is kept, and divergence
-is measured on these only. Membership in that sample depends on a neighbor's own tokens alone, so that several processes
-draw the same one.
+with a seed, as fit into `TEXT_BYTES`, and divergence on a sample of the neighbors beyond about `NEIGHBOR_BYTES`.
 
 Of sampled text, which is the same for each edit, the states behind the last layer are kept in the cache, and give the
 distributions of the unedited model by one product; those that enter the edited layer, too, and the edited model runs
@@ -52,34 +50,28 @@ class GenericText:
     """Text to measure drift and perplexity on, with the unedited model's next-token distributions on it.
 
     Of a text file, or without `path` of text that the model samples. With `layer`, whatever is measured later on this
-    model differs from it in this layer and above only.
+    model differs from it in this layer and above only. `perplexity` is that of the unedited model.
 
-    Attributes:
-        rows: token ids, rows of equal length, each begun with the model's `start_tokens`.
-        drift_rows: number of rows that drift is measured on, and number of all rows.
-        perplexity: perplexity of the unedited model.
-
-    Raises:
-        EditError: the file cannot be read, or is too short.
+    Raises EditError where the file cannot be read, or is too short.
     """
 
     def __init__(self, editable: Editable, path: str | Path | None = None, layer: int | None = None) -> None:
         self._editable, self._layer = editable, layer if path is None else None
         self._measured = False
+        # Token ids, rows of equal length, each begun with the model's `start_tokens`.
         if path is None:
             self.rows = own_text(editable, DRIFT_ROWS, min(DRIFT_TOKENS, editable.max_tokens), DRIFT_SEED)
         else:
             self.rows = _rows_of(editable, Path(path))
         vocabulary = editable.model.config.get_text_config().vocab_size
         count, most_rows = len(self.rows), max(1, TEXT_BYTES // (4 * vocabulary * len(self.rows[0])))
-        few = count <= most_rows
-        self._compared = set(range(count) if few else Random(DRIFT_SEED).sample(range(count), most_rows))
-        self.drift_rows = len(self._compared), count
+        self._compared = set(Random(DRIFT_SEED).sample(range(count), min(count, most_rows)))
+        self.drift_rows = len(self._compared), count  # number of rows that drift is measured on, and of all
         self._reference: dict[int, Tensor] = {}
         kept = self._kept()
         # By row: the states that enter the layer and those that leave the last one, [2, tokens, d_model], on the CPU.
-        self._states: dict[int, Tensor] = {}
-        recalled = kept is not None and self._recall(kept)
+        self._states = {} if kept is None else _recalled(kept)
+        recalled = len(self._states)
         self.perplexity = self.measure()[1]
         self._measured = True
         if kept is not None and not recalled:
@@ -95,17 +87,6 @@ class GenericText:
             return None
         about = repr((weights, self.rows, self._layer, str(self._editable.model.dtype)))
         return cache.path("states", sha256(about.encode()).hexdigest()[:24], ".safetensors")
-
-    def _recall(self, kept: Path) -> bool:
-        """Take the states that an earlier run kept; return whether there are any that fit."""
-        try:
-            states = load_state(kept, "holds no states")[0]["states"]
-        except (EditError, KeyError):
-            return False
-        if states.shape != (len(self.rows), 2, len(self.rows[0]), self._editable.d_model):
-            return False
-        self._states = dict(enumerate(states))
-        return True
 
     @torch.no_grad()
     def measure(self, editable: Editable | None = None) -> tuple[float, float]:
@@ -161,6 +142,14 @@ class GenericText:
         return replay.resume_after(editable, [], layer, ids, states, reads)
 
 
+def _recalled(kept: Path) -> dict[int, Tensor]:
+    """Return the states that an earlier run kept, by row; none where there are none, or damaged ones."""
+    try:
+        return dict(enumerate(load_state(kept, "holds no states")[0]["states"]))
+    except EditError:
+        return {}
+
+
 def _rows_of(editable: Editable, path: Path) -> list[list[int]]:
     """Read a file's tokens into rows of equal length, each begun as a text is; an incomplete last row is dropped."""
     try:
@@ -177,7 +166,8 @@ def _rows_of(editable: Editable, path: Path) -> list[list[int]]:
 class ReferenceDistributions:
     """Next-token distributions of the unedited model after some contexts, in float32 on the CPU.
 
-    They are sampled, by a hash of their tokens, where those of all processes, `count`, would exceed `NEIGHBOR_BYTES`.
+    They are sampled where those of all processes, `count`, would exceed `NEIGHBOR_BYTES`: by a hash of their tokens
+    alone, so that several processes draw the same sample.
     """
 
     def __init__(self, contexts: Sequence[Context], vocabulary: int, count: int) -> None:

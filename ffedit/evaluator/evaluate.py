@@ -21,12 +21,12 @@ from ffedit.evaluator.formulas import term_weights
 from ffedit.evaluator.generations import Generations, finish_together, prompt_of, requests, sampled
 from ffedit.evaluator.metrics import METRICS, Responses, by_kind, measure, moved, says_answer, says_new, says_true
 from ffedit.evaluator.prompts import Pair, Prompt, questions
-from ffedit.evaluator.report import Report
 from ffedit.evaluator.responses import ask
 from ffedit.evaluator.scores import Continuation, FactScores, Scores, left_out, mean_scores
+from ffedit.evaluator.verdict import Report
 from ffedit.facts.fact import Fact, FactLike, as_facts
 from ffedit.inference.batching import TOKENS
-from ffedit.inference.contexts import Context
+from ffedit.inference.contexts import Context, Pass
 from ffedit.inference.distributed import ALONE, ProcessGroup, interleaved
 from ffedit.model.editable import Editable, check_model
 from ffedit.model.fingerprint import fingerprint
@@ -39,21 +39,16 @@ PROBE = "The Eiffel Tower, 300 m tall, was BUILT in 1889; it's in Paris.\n東京
 class Evaluation:
     """Prompts of facts, prepared on the unedited model, that can be run on any state of it any number of times.
 
-    The scores of the unedited model are in `before`, those with an `edit` in `after`.
+    The scores of the unedited model are in `before`, those with an `edit` in `after`, where one is to be measured at
+    once: both states generate in the same steps, which takes half as long.
 
-    Args:
-        editable: the unedited model.
-        facts: all facts of the edit; a prompt of one fact that another fact of the edit changes is excluded.
-        progress: progress callback.
-        full: also measure what takes longest: sampled text (entropy, consistency), neighbors behind the edit's
-            sentence.
-        only: indices of the facts to evaluate, a share for one of several processes; None for all.
-        weights: `reference_weights` of a whole data set; None for those of `facts`.
-        edit: an edit to be measured at once: both states generate in the same steps, which takes half as long.
+    `facts` are all facts of the edit: a prompt of one that another changes is excluded. `only` are the indices of those
+    to evaluate, a share for one of several processes, and `weights` the `reference_weights` of a whole data set. With
+    `full`, what takes longest is measured, too: sampled text (entropy, consistency), neighbors behind the edit's
+    sentence.
 
-    Raises:
-        FactError: a prompt or object does not fit the tokenizer or the model.
-        ModelError: the model's numbers are not finite.
+    Raises FactError for a prompt or object that does not fit the tokenizer or the model, and ModelError where the
+    model's numbers are not finite.
     """
 
     def __init__(
@@ -84,12 +79,8 @@ class Evaluation:
     def scores(self, editable: Editable | None = None, only: Sequence[int] | None = None) -> tuple[FactScores, ...]:
         """Run all prompts on the model in its current state and return the scores of each fact.
 
-        Args:
-            editable: another model with the same tokenizer, an edited one; None for the model given at construction.
-            only: indices of facts, among those prepared; None for all of these.
-
-        Raises:
-            ModelError: the model's numbers are not finite.
+        Or on another model with the same tokenizer, an edited one; and of those facts alone whose indices are `only`.
+        Raises ModelError where the model's numbers are not finite.
         """
         indices = list(self._questions) if only is None else only
         return self._score(self._ask(editable or self.editable, indices), indices)
@@ -118,17 +109,19 @@ class Evaluation:
     def _ask(self, editable: Editable, indices: Sequence[int], first: bool = False, finish: bool = True) -> Responses:
         prompts = [self._questions[i] for i in indices]
         divergences: dict[Context, float] = {}
-
-        def listen(contexts: list[Context], log_probs: Tensor) -> None:
-            if first:
-                self._reference.keep(contexts, log_probs)
-            divergences.update(zip(contexts, self._reference.compare(contexts, log_probs), strict=True))
-
         texts = dict.fromkeys(text for q in prompts for text in q.texts)
         kinds = {kind for metric in METRICS.values() for kind in metric.generates}
         generations = Generations(editable, (request for q in prompts for request in requests(q, kinds)))
-        watched, follow = self._reference.contexts, generations.follow
-        answers = ask(editable, texts, TOKENS, generations.closed, watched, listen, follow, self._progress)
+
+        def follow(done: Pass[Tensor], argmax: Mapping[Context, int]) -> None:
+            if rows := [i for i, context in enumerate(done.contexts) if context in self._reference.contexts]:
+                contexts, log_probs = [done.contexts[i] for i in rows], done.read[rows]
+                if first:
+                    self._reference.keep(contexts, log_probs)
+                divergences.update(zip(contexts, self._reference.compare(contexts, log_probs), strict=True))
+            generations.follow(done, argmax)
+
+        answers = ask(editable, texts, TOKENS, generations.closed, follow, self._progress)
         if finish:
             generations.finish()
         else:
@@ -139,7 +132,6 @@ class Evaluation:
 
 
 def _continuation(score: str, asked: Pair | Prompt, said: Generations) -> Continuation:
-    """Compare the continuation of a prompt with the answer that `score` favours."""
     if isinstance(asked, Prompt):
         text, right = asked.text, says_answer(asked, said)
     elif METRICS[score].direction == "up":
@@ -226,7 +218,6 @@ def evaluate(
 
 
 def _of_all(own: tuple[FactScores, ...], group: ProcessGroup) -> tuple[FactScores, ...]:
-    """Return the scores of all facts, of which each process has its share."""
     if group.size == 1:
         return own
     return tuple(map(FactScores.from_dict, interleaved(group.gather([scores.to_dict() for scores in own]))))

@@ -5,21 +5,21 @@ whose key is k. At the subject of fact i u_iᵀ k should be 1 in all words (*rea
 things can fail, and forcing tells them apart: in the unedited model δ_i is added in full at the subject's last token,
 and nothing else is changed.
 
-- The answer is right then: another wording says the new object, another fact of the subject is kept. The value is
-  good, and the *key* failed: with the edit the subject received another share of δ_i, or other tokens received some.
+- The answer is right then. The value is good, and the *key* failed: with the edit the subject received another share of
+  δ_i, or other tokens received some.
 - It is wrong all the same. The *value* failed: δ_i does not say the new object in these words, or itself changes the
   other fact.
 
-What a neighbor says is moved by leak alone, so that there the key failed. Right and wrong are those of the metrics
-`generation`, `paraphrase_generation`, `same_subject` and `neighbor_generation`; of the last two, only prompts count
-that were answered right before the edit.
+What a neighbor says is moved by leak alone, so that there the key failed. Right and wrong are those of the metrics in
+`NEW` and `KEPT`; of the latter, only prompts count that were answered right before the edit.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
+from itertools import chain
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -30,14 +30,7 @@ from ffedit.algebra.low_rank import LowRank
 from ffedit.editor.edit import Edit, check_edit
 from ffedit.editor.key import read_at, read_behind
 from ffedit.errors import EditError, FactError
-from ffedit.evaluator.generations import (
-    SAID_TOKENS,
-    GenerationRequest,
-    Generations,
-    new_object,
-    prompt_of,
-    true_object,
-)
+from ffedit.evaluator.generations import SAID_TOKENS, Generations, new_object, prompt_of, true_object
 from ffedit.evaluator.metrics import says_new, says_true
 from ffedit.evaluator.prompts import Pair, Questions, questions
 from ffedit.facts.fact import Fact, FactLike, as_facts
@@ -93,16 +86,12 @@ class Explanation(Displayed):
     @property
     def counts(self) -> dict[str, dict[str, int]]:
         """By metric, the number of prompts `asked`, of `wrong` answers, and of those where `key` and `value` failed."""
-        of = {score: [wrong.failed for wrong in self.wrong if wrong.score == score] for score in self.asked}
-        return {
-            score: {
-                "asked": asked,
-                "wrong": len(of[score]),
-                "key": of[score].count("key"),
-                "value": of[score].count("value"),
-            }
-            for score, asked in self.asked.items()
-        }
+        counts = {}
+        for score, asked in self.asked.items():
+            failed = [wrong.failed for wrong in self.wrong if wrong.score == score]
+            parts = {"key": failed.count("key"), "value": failed.count("value")}
+            counts[score] = {"asked": asked, "wrong": len(failed), **parts}
+        return counts
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON."""
@@ -137,19 +126,16 @@ def explain(
     except EditError as error:
         return Explanation((), {}, str(error))
     prompts = questions(editable, facts, facts)
-    before = _said(editable, [case for q in prompts for case in _cases(q) if case.score in KEPT])
+    before = _said(editable, (case for q in prompts for case in _cases(q) if case.score in KEPT))
     cases = [[case for case in _cases(q) if case.score in NEW or case.right(before)] for q in prompts]
     with edit.applied(editable):
-        after = _said(editable, [case for own in cases for case in own])
+        after = _said(editable, chain.from_iterable(cases))
     wrong: list[WrongAnswer] = []
     for i, (fact, own) in enumerate(zip(facts, cases, strict=True), 1):
         wrong += _explained(editable, parts, fact, [case for case in own if not case.right(after)], after)
         progress("explaining", i, len(facts))
-    scores = [case.score for own in cases for case in own]
+    scores = [case.score for case in chain.from_iterable(cases)]
     return Explanation(tuple(wrong), {score: scores.count(score) for score in (*NEW, *KEPT) if score in scores})
-
-
-# The edit -----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
@@ -195,28 +181,18 @@ def take_apart(editable: Editable, edit: Edit) -> Parts:
     return Parts(ff, subjects, left @ (right @ K), torch.linalg.pinv(right @ K) @ right, tokens.pop(), behind)
 
 
-# Its prompts --------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class _Case:
-    """A prompt that the edit may get wrong."""
+    """A prompt that the edit may get wrong, with its right answer."""
 
     score: str
     pair: Pair
 
     @property
     def text(self) -> Encoded:
-        """Return the prompt with its right answer."""
         return self.pair.new if self.score in NEW else self.pair.true
 
-    @property
-    def request(self) -> GenerationRequest:
-        """Return what to generate, as much as reports show."""
-        return (new_object if self.score in NEW else true_object)(self.pair, SAID_TOKENS)
-
     def right(self, said: Generations) -> bool:
-        """Return True if the answer is right, as the metric counts it."""
         return (says_new if self.score in NEW else says_true)(self.pair, said)
 
 
@@ -225,14 +201,12 @@ def _cases(q: Questions) -> Iterator[_Case]:
         yield from (_Case(score, pair) for pair in pairs)
 
 
-def _said(editable: Editable, cases: Sequence[_Case]) -> Generations:
-    """Return what the model says in its current state."""
-    generations = Generations(editable, [case.request for case in cases])
-    generations.finish()
+def _said(editable: Editable, cases: Iterable[_Case], intervene: Intervention = nullcontext) -> Generations:
+    """Return what the model says in its current state, as much as reports show."""
+    requests = ((new_object if case.score in NEW else true_object)(case.pair, SAID_TOKENS) for case in cases)
+    generations = Generations(editable, requests)
+    generations.finish(intervene)
     return generations
-
-
-# Which part failed --------------------------------------------------------------------------------
 
 
 def _explained(
@@ -247,10 +221,9 @@ def _explained(
                 sites[case] = _with_subject(editable, parts, fact, case)
             except FactError as error:
                 reasons[case] = str(error)
-    forced = Generations(editable, [case.request for case in sites])
-    if sites:
-        delta = parts.deltas[:, parts.index(fact.subject)]
-        forced.finish(adding(parts.ff, delta, {prompt_of(text): text.site for text in sites.values()}))
+    own = parts.index(fact.subject) if sites else 0
+    at = {prompt_of(text): text.site for text in sites.values()}
+    forced = _said(editable, sites, adding(parts.ff, parts.deltas[:, own], at))
     for case in cases:
         answer, says = after.answer(case.text), after.begun(case.text)
         wrong = WrongAnswer(case.score, fact.subject, case.pair.prompt, answer, says, None)
@@ -259,7 +232,7 @@ def _explained(
         elif case in sites:
             failed: Part = "key" if case.right(forced) else "value"
             wrong = replace(wrong, failed=failed, forced=forced.begun(case.text))
-            yield _with_reach(editable, parts, case, wrong, [sites[case].site], [parts.index(fact.subject)])
+            yield _with_reach(editable, parts, case, wrong, [sites[case].site], [own])
         else:
             tokens, every = range(case.text.answer), range(len(parts.subjects))
             yield _with_reach(editable, parts, case, replace(wrong, failed="key"), tokens, every)

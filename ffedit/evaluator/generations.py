@@ -56,8 +56,7 @@ class GenerationRequest:
     # Number of tokens that tell whether the answer is said. Fewer suffice where the text so far is no prefix of the
     # answer or of any of `others`.
     count: int
-    # The prompt with the other objects to look for: aliases of the answer, the competing object.
-    others: tuple[Encoded, ...] = ()
+    others: tuple[Encoded, ...] = ()  # the prompt with the other objects to look for: aliases, the competing object
     least: int = 0  # number of tokens to generate whatever they say, unless the text ends
 
 
@@ -135,10 +134,11 @@ class Generations:
         self._argmax = argmax
         ran = zip(done.contexts, done.prefixes, strict=False)  # no prefixes where the model is not `ragged`
         self._unscored |= {context: prefix for context, prefix in ran if context in self._requests}
-        for prompt in [prompt for prompt in self._unscored if self._scored(prompt)]:
-            prefix = self._unscored.pop(prompt)
-            if count := self._begin(prompt):
-                self._waiting[count].append((prompt, prefix))
+        for prompt, prefix in list(self._unscored.items()):
+            if all(end in argmax for request in self._requests[prompt] for end in self._ends(request.text)):
+                del self._unscored[prompt]
+                if count := self._begin(prompt):
+                    self._waiting[count].append((prompt, prefix))
         for count, waiting in self._waiting.items():
             passes = {prefix.past for _, prefix in waiting}  # whose keys and values are all held
             if len(passes) >= PASSES or sum(len(prompt) for prompt, _ in waiting) >= TOKENS:
@@ -152,15 +152,12 @@ class Generations:
         return taken
 
     def finish(self, intervene: Intervention = nullcontext) -> None:
-        """Go on from the prompts that wait, and from those of which no pass left keys and values.
-
-        Where `follow` saw no pass at all, that is all prompts, and `intervene` acts in their passes.
-        """
+        """Go on from the prompts that wait, and as `begin_rest` does."""
         _go_on(self._taken())
         self.begin_rest(intervene)
 
     def begin_rest(self, intervene: Intervention = nullcontext) -> None:
-        """Continue the prompts of which no pass left keys and values, with `intervene` as for `finish`."""
+        """Continue the prompts of which no pass left keys and values, with `intervene` in the passes over them."""
         rest: dict[int, list[Context]] = defaultdict(list)
         for prompt in self._requests:
             if prompt not in self._said and (count := self._begin(prompt)):
@@ -168,10 +165,6 @@ class Generations:
         for count, prompts in sorted(rest.items()):
             said = generation.continuations(self._editable, prompts, count, intervene=intervene)
             self._said.update({prompt: tuple(ids) for prompt, ids in zip(prompts, said, strict=True)})
-
-    def _scored(self, prompt: Context) -> bool:
-        """Return whether all answers' tokens of a prompt's requests are scored."""
-        return all(end in self._argmax for request in self._requests[prompt] for end in self._ends(request.text))
 
     def _begin(self, prompt: Context) -> int:
         """Note the tokens that are known after `prompt`; return to how many it is to go on, 0 where they settle it."""
@@ -203,13 +196,9 @@ class Generations:
         return words(self._editable, self.ids(text))
 
     def begun(self, text: Encoded) -> str:
-        """Return the beginning of the greedy continuation, for reports: as many tokens as its answers take, or more.
-
-        Where none was requested, as much as is known.
-        """
-        ids = self._said.get(prompt_of(text)) or self._known(text)
-        counts = (request.count for request in self._requests.get(prompt_of(text), ()))
-        return words(self._editable, ids[: max((SAID_TOKENS, *counts))])
+        """Return the beginning of the greedy continuation, for reports: as many tokens as its answers take, or more."""
+        counts = (request.count for request in self._requests[prompt_of(text)])
+        return words(self._editable, self.ids(text)[: max((SAID_TOKENS, *counts))])
 
     def text_ids(self, text: Encoded) -> tuple[int, ...]:
         """Return the token ids of the text that the model says after the prompt of `text`, before the end of it."""
@@ -256,8 +245,7 @@ class Generations:
 def finish_together(plain: Generations, edited: Generations, weights: Mapping[KeyValueMemory, nn.Parameter]) -> None:
     """Finish what a model says as it is, and with an edit whose value matrices are `weights`, in the same steps.
 
-    A step takes as long for twice as many rows: it reads all weights. `edited` followed passes of the edited model, as
-    `plain` did of the model itself, and neither left prompts to `begin_rest`.
+    A step takes as long for twice as many rows: it reads all weights. Neither has prompts left to `begin_rest`.
     """
     _go_on(plain._taken() + edited._taken(), edited, weights)
 

@@ -9,9 +9,7 @@
 
 Subjects are drawn with all their facts, and facts with all their prompts: neither the facts of one subject nor the
 prompts of one fact are independent samples. Before and after an edit, and two methods, are compared on the same draws:
-the interval of the difference is paired. The harmonic score is computed anew in every draw from that draw's means.
-
-Where the subjects of facts are not given, each fact counts as of its own.
+the interval of the difference is paired. Where the subjects of facts are not given, each fact counts as of its own.
 """
 
 from __future__ import annotations
@@ -43,8 +41,7 @@ def interval(
 ) -> Interval | None:
     """Return the interval of the mean over the measured facts; None where fewer than two were measured.
 
-    `values` has one per fact, None where there was nothing to measure, and `subjects` its subject. Values are shares,
-    0 to 1, or not (`share`); None: they are taken for shares if all are 0 or 1.
+    Values are shares, 0 to 1, or not (`share`); None: they are taken for shares if all are 0 or 1.
     """
     shares = all(value in (None, 0, 1) for value in values) if share is None else share
     return _interval(values, (0.0, 1.0) if shares else None, subjects)
@@ -55,8 +52,7 @@ def paired(
 ) -> Interval | None:
     """Return the interval of the mean of after − before over facts where both were measured; None for fewer than two.
 
-    Where all values lie between 0 and 1 they are taken for shares. Both sides, and `subjects`, must be of the same
-    facts.
+    Where all values lie between 0 and 1 they are taken for shares.
     """
     shares = all(value is None or 0 <= value <= 1 for value in (*before, *after))
     return _interval(_differences(before, after), (-1.0, 1.0) if shares else None, subjects)
@@ -76,8 +72,8 @@ def intervals(
 ) -> dict[str, Interval]:
     """Return the intervals of several scores of the same facts, on the same draws.
 
-    `columns` has one value per fact by the name of a score, and `subjects` their subjects; "score" is computed from
-    `SCORE_PARTS`, where all of them were measured. Shares, or differences of shares, lie within `bounds`.
+    "score" is computed from `SCORE_PARTS`, where all of them were measured: in each draw, from that draw's means.
+    Shares, or differences of shares, lie within `bounds`.
     """
     clusters = _clusters(subjects)
     kept = {name: array for name, values in columns.items() if (array := _array(values)) is not None}
@@ -100,10 +96,7 @@ def intervals(
 
 
 def changes(before: Columns, after: Columns, subjects: Sequence[str] | None = None) -> dict[str, Interval]:
-    """Return the intervals of after − before by name, paired by fact; for "score", of the difference of harmonic means.
-
-    In each draw, both harmonic means are of the same facts.
-    """
+    """Return the intervals of after − before by name, paired by fact; of "score", the change of the harmonic mean."""
     both = [name for name in before if name in after and name != "score"]
     by_name = {name: _differences(before[name], after[name]) for name in both}
     differences, clusters = intervals(by_name, bounds=(-1.0, 1.0), subjects=subjects), _clusters(subjects)

@@ -1,13 +1,13 @@
 """The metrics: each one registered function of a fact's prompts and of what the model answers to them.
 
 A metric is a function with a `@metric` row: its unit, its direction, a few words, its source, and what it asks of the
-model. Those of ffedit stand below; those of other packages are entry points of the group `ffedit.metrics`, made in the
-same way. Everything else follows from `METRICS`: scores, means, intervals, tables, JSON and `--require`. The published
-formulas behind them are in `formulas`.
+model. Those of other packages are entry points of the group `ffedit.metrics`. Everything else follows from `METRICS`:
+scores, means, intervals, tables, JSON and `--require`. The published formulas behind them are in `formulas`.
 
 A fact's score is the mean over the fact's prompts, the score of several facts the mean over facts. A score that
 nothing was there to measure is None, never 0 or 1: so are comparisons where both objects are equal, as where no old
-object is named and the model says the new one before the edit.
+object is named and the model says the new one before the edit. An answer is said by any of its names, where the data
+give them; where none is given, it is what the model said before the edit.
 """
 
 from __future__ import annotations
@@ -42,21 +42,14 @@ FFEDIT = "ffedit"
 
 @dataclass(frozen=True)
 class Responses:
-    """All outputs of a model on the prompts of some facts.
+    """All outputs of a model on the prompts of some facts."""
 
-    Attributes:
-        answers: by prompt and object, the object's log-probabilities, nats a token, and the likeliest tokens.
-        generations: greedy continuations.
-        divergences: by neighbor's prompt, KL divergence of the next token from the unedited model, nats.
-        sampled: sampled texts about a fact, by its `Questions.generation`.
-        weights: weights of the terms of reference texts (`formulas.term_weights`).
-    """
-
+    # By prompt and object, the object's log-probabilities, nats a token, and the likeliest tokens.
     answers: Mapping[Encoded, Answer]
-    generations: Generations
-    divergences: Mapping[Context, float]
-    sampled: Mapping[tuple[Encoded, ...], Sequence[str]]
-    weights: Mapping[str, float]
+    generations: Generations  # greedy continuations
+    divergences: Mapping[Context, float]  # of the next token after a neighbor, KL from the unedited model, nats
+    sampled: Mapping[tuple[Encoded, ...], Sequence[str]]  # texts about a fact, by its `Questions.generation`
+    weights: Mapping[str, float]  # of the terms of reference texts (`formulas.term_weights`)
 
     def argmax(self, text: Encoded) -> tuple[int, ...]:
         """Return the likeliest token at each token of the object of `text`, after the true tokens before it."""
@@ -117,10 +110,7 @@ def specificity(q: Questions, now: Responses, before: Responses) -> float | None
 
 @metric("share", "keep", "other facts hold", FFEDIT, generates=["same_subject"])
 def same_subject(q: Questions, now: Responses, before: Responses) -> float | None:
-    """Share of prompts on other facts of the subject that free greedy generation still answers with the true object.
-
-    By any of its names, where the data give it; else with what the model said before the edit.
-    """
+    """Share of prompts on other facts of the subject that free greedy generation still answers with the true object."""
     return _mean([says_true(pair, now.generations) for pair in q.same_subject])
 
 
@@ -240,10 +230,7 @@ def paraphrase_generation(q: Questions, now: Responses, before: Responses) -> fl
 
 @metric("share", "keep", "said of neighbors", WILD, generates=["neighbors"])
 def neighbor_generation(q: Questions, now: Responses, before: Responses) -> float | None:
-    """Share of neighbors after which free greedy generation says their own object: stricter than `specificity`.
-
-    By any of its names, where the data give it; else what the model said before the edit.
-    """
+    """Share of neighbors after which free greedy generation says their own object: stricter than `specificity`."""
     return _mean([says_true(pair, now.generations) for pair in q.neighbors])
 
 
@@ -323,10 +310,7 @@ def knew(q: Questions, now: Responses, before: Responses) -> float | None:
 
 @metric("share", "keep", "answers kept on purpose", FFEDIT, generates=["keep"])
 def keep(q: Questions, now: Responses, before: Responses) -> float | None:
-    """Share of the fact's `keep` prompts, on which it was optimised, that free greedy generation answers as it should.
-
-    With the given answer, by any of its names; else with what the model said before the edit.
-    """
+    """Share of the fact's `keep` prompts, on which it was optimised, that free generation answers as it should."""
     return _mean([says_answer(prompt, now.generations) for prompt in q.keep])
 
 
@@ -418,7 +402,6 @@ def says_answer(prompt: Prompt, said: Generations) -> bool:
 
 
 def _mean(values: Iterable[float | None]) -> float | None:
-    """Return the mean of the values that are not None; None where there are none."""
     measured = [value for value in values if value is not None]
     return fmean(measured) if measured else None
 

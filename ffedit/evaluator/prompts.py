@@ -62,37 +62,21 @@ KINDS = {
 
 @dataclass(frozen=True)
 class Questions:
-    """One fact's prompts, tokenised with their objects, by kind.
-
-    Attributes:
-        fact: the fact.
-        own: the edited prompt, with the new and with the old object.
-        paraphrases: other wordings.
-        neighbors: prompts about other subjects; their true object is to stay.
-        same_subject: prompts about other facts of the subject.
-        with_edit: neighbors behind the edit's sentence.
-        portability: prompts whose answer follows from the edit.
-        locality: unrelated questions.
-        keep: prompts that the edit was told to keep.
-        also: further wordings that the edit was made on.
-        cross_lingual: the fact asked in other languages.
-        generation: prompts for free text about the subject, without answers.
-        left_out: how many prompts were left out, by score and reason.
-    """
+    """One fact's prompts, tokenised with their objects, by kind."""
 
     fact: Fact
-    own: Pair
-    paraphrases: tuple[Pair, ...]
-    neighbors: tuple[Pair, ...]
-    same_subject: tuple[Pair, ...]
-    with_edit: tuple[Pair, ...]
-    portability: tuple[Prompt, ...]
-    locality: tuple[Prompt, ...]
-    keep: tuple[Prompt, ...]
-    also: tuple[Pair, ...]
-    cross_lingual: tuple[Prompt, ...]
-    generation: tuple[Encoded, ...]
-    left_out: Mapping[str, int]
+    own: Pair  # the edited prompt, with the new and with the old object
+    paraphrases: tuple[Pair, ...]  # other wordings
+    neighbors: tuple[Pair, ...]  # prompts about other subjects; their true object is to stay
+    same_subject: tuple[Pair, ...]  # prompts about other facts of the subject
+    with_edit: tuple[Pair, ...]  # neighbors behind the edit's sentence
+    portability: tuple[Prompt, ...]  # prompts whose answer follows from the edit
+    locality: tuple[Prompt, ...]  # unrelated questions
+    keep: tuple[Prompt, ...]  # prompts that the edit was told to keep
+    also: tuple[Pair, ...]  # further wordings that the edit was made on
+    cross_lingual: tuple[Prompt, ...]  # the fact asked in other languages
+    generation: tuple[Encoded, ...]  # prompts for free text about the subject, without answers
+    left_out: Mapping[str, int]  # how many prompts were left out, by score and reason
 
     @property
     def stay(self) -> tuple[Prompt, ...]:
@@ -122,10 +106,7 @@ def questions(editable: Editable, facts: Sequence[Fact], batch: Sequence[Fact], 
     model, unedited, generates none, and one whose answer needs edits that are not in the batch. All are counted.
 
     With `full`, the neighbors behind the edit's sentence are included, where they fit the model's context, and prompts
-    to generate from.
-
-    Raises:
-        FactError: a prompt or object does not fit the tokenizer or the model.
+    to generate from. Raises FactError for a prompt or object that does not fit the tokenizer or the model.
     """
     edited = Edited(batch)
     own = _own_answers(editable, facts, edited)

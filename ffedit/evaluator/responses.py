@@ -26,13 +26,10 @@ from ffedit.progress import Progress, silent
 
 @dataclass(frozen=True)
 class Answer:
-    """Log-probabilities of one answer's tokens, each given those before it, nats; and the argmax at each of them.
+    """What the model makes of one answer's tokens, each given those before it."""
 
-    The argmax after the last token follows where that was requested.
-    """
-
-    log_probs: tuple[float, ...]
-    argmax: tuple[int, ...]
+    log_probs: tuple[float, ...]  # nats
+    argmax: tuple[int, ...]  # and the one after the last token, where that was requested
 
 
 @torch.no_grad()
@@ -41,25 +38,16 @@ def ask(
     texts: Iterable[Encoded],
     budget: int = TOKENS,
     closed: Collection[Encoded] = (),
-    watched: Collection[Context] = (),
-    listener: Callable[[list[Context], Tensor], None] | None = None,
     follower: Callable[[Pass[Tensor], Mapping[Context, int]], None] | None = None,
     progress: Progress = silent,
 ) -> dict[Encoded, Answer]:
-    """Score the answers of `texts` with the model in its current state.
+    """Score the answers of `texts` with the model in its current state, `budget` padded tokens in a batch.
 
-    Args:
-        editable: the model.
-        texts: prompts with answers.
-        budget: padded tokens in a batch; a batch has one row at least.
-        closed: those of `texts` for which the argmax after the last token is returned, too.
-        watched: contexts among those of `texts` whose whole distributions go to `listener`, batch by batch.
-        listener: called with these contexts and the log-probabilities of the token after each, [k, vocabulary], nats.
-        follower: called with each pass, for what goes on from it, and the argmax after every context so far.
-        progress: progress callback.
+    For the texts that are `closed`, the argmax after the last token is returned, too. `follower` is called with each
+    pass, which has read the log-probabilities of the token after each of its contexts, [contexts, vocabulary], nats,
+    and with the argmax after every context so far.
 
-    Raises:
-        ModelError: the model's numbers are not finite.
+    Raises ModelError where the model's numbers are not finite.
     """
     needed = {text: [text.ids[:end] for end in range(text.answer, len(text.ids) + (text in closed))] for text in texts}
     tokens: dict[Context, set[int]] = {}
@@ -82,8 +70,6 @@ def ask(
         entries = torch.tensor([(i, token) for i, _, token in pairs], dtype=torch.long).reshape(-1, 2)
         values = distribution[entries.to(distribution.device).unbind(1)].tolist()
         log_prob.update({(context, token): value for (_, context, token), value in zip(pairs, values, strict=True)})
-        if listener is not None and (rows := [i for i, context in enumerate(contexts) if context in watched]):
-            listener([contexts[i] for i in rows], distribution[rows])
         if follower is not None:
             follower(done, argmax)
         progress("measuring", len(argmax), len(tokens))
@@ -98,8 +84,7 @@ def ask(
 
 def _check(editable: Editable, contexts: Sequence[Context], top: Tensor) -> None:
     """Check that log-probabilities are finite: a comparison with NaN is false, which would pass for a score."""
-    bad = (~top.isfinite()).nonzero()
-    if len(bad):
+    if len(bad := (~top.isfinite()).nonzero()):
         text = decode(editable.tokenizer, contexts[int(bad[0])])
         edits = len(editable.history.known)
         edited = f" with {edits} edit{'s' if edits > 1 else ''}" if edits else ""

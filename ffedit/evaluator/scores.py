@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from statistics import fmean
 from types import SimpleNamespace
@@ -12,8 +12,7 @@ from ffedit.evaluator.metrics import METRICS, SCORE_PARTS, harmonic
 from ffedit.facts.fact import Fact
 from ffedit.facts.text import counted
 
-# Scores of ffedit that lead.
-NAMES = (
+NAMES = (  # scores of ffedit that lead
     *("efficacy", "paraphrase", "specificity", "same_subject", "portability", "score", "generation"),
     *("keep", "also", "cross_lingual", "degenerate", "greedy_entropy", "drift"),
 )
@@ -139,15 +138,15 @@ class LeftOut:
         return asdict(self)
 
 
-def left_out(facts: Iterable[FactScores], drift_rows: tuple[int, int] = (0, 0)) -> tuple[LeftOut, ...]:
+def left_out(facts: Collection[FactScores], drift_rows: tuple[int, int] = (0, 0)) -> tuple[LeftOut, ...]:
     """Return all that was left out of the scores of `facts`, each there once, by score and reason.
 
     `drift_rows` is the number of rows of the generic text that drift was measured on, and that of all rows.
     """
-    items, all_facts = [], list(facts)
+    items = []
     for score, item in MEASURED_ON.items():
         for suffix, reason in {**REASONS, "": OF_SCORE.get(score, "")}.items():
-            counts = [fact.left_out[score + suffix] for fact in all_facts if score + suffix in fact.left_out]
+            counts = [fact.left_out[score + suffix] for fact in facts if score + suffix in fact.left_out]
             if counts:
                 what = f"{item}{'s' * (sum(counts) > 1)} of {counted(len(counts), 'fact')}"
                 items.append(LeftOut(score, sum(counts), what, reason))

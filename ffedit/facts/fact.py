@@ -277,8 +277,7 @@ class Fact(Displayed):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fact in ffedit's own form, ready for JSON, without its empty fields."""
-        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        return {name: _plain(value) for name, value in values.items() if value not in (None, (), 0)}
+        return {name: _plain(value) for name, value in vars(self).items() if value not in (None, (), 0)}
 
     @classmethod
     def from_dict(cls, record: Mapping[str, Any]) -> Fact:
@@ -420,7 +419,6 @@ def _texts(what: str, field: str, value: object) -> tuple[str, ...]:
 
 
 def _aliases(field: str, value: object, target: str | None) -> tuple[str, ...]:
-    """Read other names of `target`, each once."""
     names = dict.fromkeys(_text(f"a name in {field}", text) for text in _items(field, value))
     if names and target is None:
         raise FactError(f"{field} are other names of a target, and there is none; give the target")

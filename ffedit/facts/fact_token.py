@@ -34,15 +34,8 @@ def as_fact_token(token: object) -> str:
 def index_of(token: FactToken, subject: str, ends: Sequence[int]) -> int:
     """Return the index of a fact token among the tokens of a subject.
 
-    A text that is a number is one. A word that stands twice is the first of the two.
-
-    Args:
-        token: any but "last", which is not the subject's.
-        subject: its text.
-        ends: for each of its tokens, the number of the subject's characters up to the token's end.
-
-    Raises:
-        FactError: the subject has no such token.
+    Of any but "last", which is not the subject's; a word that stands twice is the first of the two. `ends` has for each
+    of these tokens the number of the subject's characters up to its end. Raises FactError where there is no such token.
     """
     count, text = len(ends), str(token)
     if text in NAMED:
@@ -66,7 +59,6 @@ def check_word(token: FactToken, subject: str) -> None:
 
 
 def _word_end(word: str, subject: str) -> int:
-    """Return the offset at which a word of the subject ends."""
     found = next(occurrences(subject, word), None)
     if found is None:
         raise FactError(f"fact token {show(word)} is not a word of the subject {show(subject)}; {KINDS} was expected")

@@ -19,18 +19,15 @@ from typing import Any
 
 from ffedit.errors import FactError, meant
 from ffedit.facts.fact import SLOT, Fact, Probe, show
-from ffedit.facts.languages import in_language
 from ffedit.facts.mentions import find_mention, nearest
-from ffedit.facts.shapes import OF_CASE, edits_of, in_one_prompt, is_case
+from ffedit.facts.shapes import OF_CASE, edits_of, in_language, in_one_prompt, is_case
 from ffedit.facts.synonyms import FIELDS, NAMES, TEXTS, normal, role_of
 from ffedit.facts.text import occurrences
 from ffedit.facts.values import Record, at, bare, entries, is_blank, key_of, texts_of, with_slot
 
-# Prefix of the questions of Natural Questions in MEND's data.
-NATURAL_QUESTION = "nq question: "
+NATURAL_QUESTION = "nq question: "  # in front of the questions of Natural Questions in MEND's data
 QUESTION_MARKS = ("?", "？", "؟")
-# Letters that the names of a field of prompts and of their answers have in common, at least.
-SHORTEST_PREFIX = 3
+SHORTEST_PREFIX = 3  # letters that the names of a field of prompts and of their answers have in common, at least
 PROBE_FIELDS = frozenset(field.name for field in dataclasses.fields(Probe))
 # What names a prompt and its answer in an object of both.
 ASKING = ("paraphrases", "neighbors", "portability", "locality")
@@ -148,7 +145,6 @@ class _Reading:
         self._take_object_from_statement()
 
     def fact(self) -> Fact:
-        """Return the fact. Raises FactError where it has no prompt, and as `Fact` does."""
         prompts = self._texts("prompt")
         if not prompts:
             raise FactError(f"unknown format: no field is recognised as a prompt{self._hint()}", kind="unknown format")
@@ -181,13 +177,12 @@ class _Reading:
         )
         return self._with_probes(fact)
 
-    # Texts ----------------------------------------------------------------------------------------
-
     def _texts(self, role: str) -> tuple[Any, ...]:
         """Return the texts of a role: of roles of one text, those of the first field that is not empty."""
-        filled = [(name, texts) for name, value in self.fields.get(role, ()) if (texts := texts_of(value))]
+        fields = self.fields.get(role, ())
         if role in TEXTS:
-            return tuple(text for _, value in self.fields.get(role, ()) for text in _texts_by_kind(value))
+            return tuple(text for _, value in fields for text in _texts_by_kind(value))
+        filled = [(name, texts) for name, value in fields if (texts := texts_of(value))]
         self.unread += [name for name, _ in filled[1:]]
         return filled[0][1] if filled else ()
 
@@ -212,8 +207,6 @@ class _Reading:
         ]
         if objects:
             self.fields |= {"prompt": [(name, prompt)], "target": objects[:1], "previous": objects[1:]}
-
-    # Objects and subject ----------------------------------------------------------------------------
 
     def _objects(self, prompt: str) -> tuple[Any, Any, tuple[Any, ...]]:
         """Return the new object, the old one and other names of the new one; None for what is not named.
@@ -283,8 +276,6 @@ class _Reading:
         self.notes += [Note(OTHER_FORM, f"{show(subject)} as {show(found)}")] if found != subject else []
         return found, f"{prompt[: span[0]]}{SLOT}{prompt[span[1] :]}"
 
-    # Prompts with answers -----------------------------------------------------------------------------
-
     def _probes(self, role: str, subject: str = SLOT) -> tuple[Probe, ...]:
         """Return the prompts of a role, each with its answers; those by kind with the subject in them, as published."""
         fields, answers = self.fields.get(role, []), list(self.fields.get(f"{role} answers", []))
@@ -353,8 +344,6 @@ class _Reading:
             portability=tuple(probe for probe in follows if probe.target is not None),
         )
 
-    # What to do ---------------------------------------------------------------------------------------
-
     def _hint(self) -> str:
         """Say which fields there are, and the `--map` that would most likely read them."""
         names = ", ".join(".".join(path) for path, _ in entries(self.record)) or "none"
@@ -382,22 +371,17 @@ class _Reading:
         if "subject" not in known and inside:
             guessed["subject"] = max(inside, key=lambda name: len(texts[name]))
         if "target" not in known and "answer" not in known:
-            guessed["target"] = max(free(), key=_like_target, default=UNNAMED)
+            names = f"{NAMES['target']} {NAMES['answer']}".split()
+            alike = {name: max(SequenceMatcher(None, normal(name), one).ratio() for one in names) for name in free()}
+            guessed["target"] = max(alike, key=alike.__getitem__, default=UNNAMED)
         return guessed
 
 
-def _like_target(name: str) -> float:
-    names = f"{NAMES['target']} {NAMES['answer']}".split()
-    return max(SequenceMatcher(None, normal(name), known).ratio() for known in names)
-
-
 def _prompts(*texts: Any) -> tuple[Any, ...]:
-    """Return prompts with {} for the subject, each once."""
     return tuple(dict.fromkeys(map(with_slot, texts)))
 
 
 def _texts_by_kind(value: Any) -> tuple[Any, ...]:
-    """Return the texts of a value, of an object that has them by kind as well."""
     texts = texts_of(value)
     if isinstance(value, Mapping) and not texts:
         return tuple(text for held in value.values() for text in _texts_by_kind(held))

@@ -18,8 +18,7 @@ from typing import NamedTuple, TypeAlias
 STEM, SHORTEST_STEM, ENDING, SUFFIX = 0.6, 3, 3, 4
 # Letters of a particle that is written with the next word, in the scripts that do so: Hebrew and Arabic.
 PARTICLE, ATTACHING = 3, re.compile("[\u0590-\u05ff\u0600-\u06ff]")
-# A longer subject is no name: it stands in its prompt as it is, or not at all.
-LONGEST = 200
+LONGEST = 200  # a longer subject is no name: it stands in its prompt as it is, or not at all
 
 Span: TypeAlias = tuple[int, int]
 

@@ -22,8 +22,7 @@ from ffedit.facts.formats import Shape, parse
 from ffedit.facts.sources import Source, name_of, stream_records
 from ffedit.facts.text import counted
 
-# Fields that are named as not read.
-MOST_NAMES = 20
+MOST_NAMES = 20  # of fields that were not read
 REPEATED = "repeats an earlier record: both are one fact"
 OVERWRITTEN = "a later record gives another object, which counts"
 # The number of a record, from 1; of several sources, with its source in front: "b.json, record 3".
@@ -155,12 +154,12 @@ def sift_facts(
     shape = Shape(fields or {}, language, need_targets)
     sifting = _Sifting()
     for source in sources:
-        name, before = name_of(source), sifting.records
+        name, before = name_of(source), len(sifting.numbers)
         several = name if len(sources) > 1 else None
         for number, record in enumerate(stream_records(source), 1):
             if where is None or _has(record, *where):
                 sifting.add(number if several is None else f"{name}, record {number}", record, shape, several)
-        if where is not None and sifting.records == before:
+        if where is not None and len(sifting.numbers) == before:
             raise FactError(
                 f"{name}: no record has {where[1]!r} in the field {where[0]!r}; name a field of the data and its value"
             )
@@ -179,17 +178,15 @@ class _Sifting:
     """Facts read so far, with the numbers of their records, and the records left out."""
 
     def __init__(self) -> None:
-        self.records = 0
+        self.numbers: list[Number] = []  # of all records
         self.facts: list[tuple[Number, Fact]] = []
         self.left_out: dict[Number, FactError] = {}
         self.notes: list[tuple[Number, str]] = []
         self.unread: Counter[str] = Counter()
-        self._numbers: list[Number] = []
 
     def add(self, number: Number, record: Any, shape: Shape, source: str | None) -> None:
         """Read a record; of several sources, a case id is told apart by its `source`."""
-        self.records += 1
-        self._numbers.append(number)
+        self.numbers.append(number)
         try:
             if isinstance(record, FactError):
                 raise record
@@ -210,10 +207,10 @@ class _Sifting:
             self._set_apart(in_sequence)
             self._merge_repeats()
         self._check_ids()
-        left_out = [(number, self.left_out[number]) for number in self._numbers if number in self.left_out]
+        left_out = [(number, self.left_out[number]) for number in self.numbers if number in self.left_out]
         sifted = Sifted(
             source,
-            self.records,
+            len(self.numbers),
             tuple(fact for _, fact in self.facts),
             tuple((number, str(error)) for number, error in left_out),
             tuple(self.notes),
@@ -238,22 +235,16 @@ class _Sifting:
                 if in_sequence:
                     self.notes.append((number, OVERWRITTEN))
                 else:
-                    other = positions[next(i for i, v in enumerate(values) if v != value)]
-                    self.left_out[number] = self._contradiction(fact, self.facts[other], name)
+                    other, second = self.facts[next(p for p, v in zip(positions, values, strict=True) if v != value)]
+                    asks = "" if second.text == fact.text else f", which asks {show(second.text)}"
+                    self.left_out[number] = FactError(
+                        f"{show(fact.text)} has {name} {show(getattr(fact, name))} here and "
+                        f"{show(getattr(second, name))} in {_where(other)}{asks}; keep one",
+                        kind="a contradiction",
+                    )
         self.facts = [entry for position, entry in enumerate(self.facts) if position not in dropped]
 
-    @staticmethod
-    def _contradiction(fact: Fact, other: tuple[Number, Fact], name: str) -> FactError:
-        number, second = other
-        asks = "" if second.text == fact.text else f", which asks {show(second.text)}"
-        return FactError(
-            f"{show(fact.text)} has {name} {show(getattr(fact, name))} here and {show(getattr(second, name))} in "
-            f"{_where(number)}{asks}; keep one",
-            kind="a contradiction",
-        )
-
     def _merge_repeats(self) -> None:
-        """Join the facts that ask the same of the same subject."""
         merged: dict[tuple[str, str], tuple[Number, Fact]] = {}
         for number, fact in self.facts:
             first, known = merged.setdefault((fact.subject, fact.text), (number, fact))

@@ -10,13 +10,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from ffedit.facts.fact import SLOT
-from ffedit.facts.languages import is_language
-from ffedit.facts.shapes import TURNS, is_case, is_turns
+from ffedit.facts.shapes import TURNS, is_case, is_language, is_turns
 from ffedit.facts.synonyms import CLOSED, normal, role_of
 from ffedit.facts.values import Record, entries, roles_of, texts_of, with_slot
 
 OBJECTS = frozenset({"target", "answer"})
-# What records may have in common; their probes are of one record, and so is what names it.
+# What records may have in common, and what is one record's own, as its probes are.
 SHARED = frozenset({"prompt", "subject", "relation"})
 OWN = frozenset({"case_id", "occurrence", "previous"}) | OBJECTS
 
@@ -88,7 +87,6 @@ def _questions_with_answers(value: Record) -> list[Any]:
 
 
 def _by_number(value: Record) -> list[Any]:
-    """Return the records of an object that has each by its number."""
     held = list(value.values())
     return held if all(isinstance(held, Mapping) and str(key).isdecimal() for key, held in value.items()) else []
 

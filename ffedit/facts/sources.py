@@ -1,11 +1,9 @@
 """The records of a file, of standard input, or of a data set, one after the other.
 
 A file is JSON (an object, a list, JSON lines, or values one after the other), a table with a header (CSV, TSV), YAML,
-or parquet or arrow; a folder of tables and a data set of the hub are read with the package `datasets` (an extra,
-imported when the first table is read; it runs no code that comes with a data set). JSON lines, CSV and tables are
-streamed: a record is read when it is asked for.
-
-What a value of JSON or YAML holds, one record or many, `records.py` tells.
+or parquet or arrow; these, a folder of them and a data set of the hub are read with the package `datasets` (an extra;
+it runs no code that comes with a data set). JSON lines, CSV and tables are streamed: a record is read when it is asked
+for. What a value of JSON or YAML holds, one record or many, `records.py` tells.
 """
 
 from __future__ import annotations
@@ -20,12 +18,12 @@ import re
 import sys
 from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import IO, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import yaml
 
@@ -37,17 +35,15 @@ from ffedit.facts.synonyms import role_of
 TABLE = re.compile(r"(?P<path>.+?)(#(?P<configuration>[\w.-]+))?(:(?P<split>[\w.-]+))?", re.DOTALL)
 HUB = re.compile(r"(?P<set>\w[\w.-]*/\w[\w.-]*)(/(?P<file>[\w./-]+))?")
 SUFFIXES = {".parquet": "parquet", ".arrow": "arrow"}
-LFS = "version https://git-lfs.github.com/spec/"
 DELIMITERS = ",;\t"
-# Ends of a line on which a JSON value is not whole.
-OPEN = ("[", "{", ",", ":")
-# First bytes of what is no text, with what to do.
-NO_TEXT = {
+OPEN = ("[", "{", ",", ":")  # ends of a line on which a JSON value is not whole
+# First bytes of what holds no facts, with what to do.
+NO_FACTS = {
     b"PK\x03\x04": "a workbook or a zip archive; save the sheet as CSV in UTF-8, or unpack it",
     b"\x1f\x8b": "compressed; unpack it: gunzip",
+    b"version https://git-lfs": "a pointer of Git LFS and not the data; fetch it: git lfs pull",
 }
-# What stands in a cell for nothing.
-EMPTY = frozenset({"nan", "null", "<na>"})
+EMPTY = frozenset({"nan", "null", "<na>"})  # what stands in a cell for nothing
 
 Source: TypeAlias = "str | os.PathLike[str]"
 
@@ -60,8 +56,7 @@ def name_of(source: Source) -> str:
 def stream_records(path: Source) -> Iterator[Any]:
     """Yield the records of a source, and a FactError in place of a row that cannot be read.
 
-    Raises:
-        FactError: there is no such source, it cannot be read, or it holds no records.
+    Raises FactError where there is no such source, it cannot be read, or it holds no records.
     """
     name = name_of(path)
     if (table := find_table(os.fspath(path))) is not None:
@@ -74,7 +69,6 @@ def stream_records(path: Source) -> Iterator[Any]:
             if line.strip():
                 break
         head = begun[-1] if begun else ""
-        _refuse_pointer(name, head)
         records = _reader(os.fspath(path), head)(name, chain(begun, lines))
     first = next(records, None)
     if first is None:
@@ -87,14 +81,14 @@ def _lines(path: Source, name: str) -> Iterator[str]:
     """Yield the lines of UTF-8, or of UTF-16 where a BOM says so (Excel's "Unicode text"), with ends, without BOM."""
     at = 0
     try:
-        with _opened(path) as stream:
+        stdin: Any = getattr(sys.stdin, "buffer", sys.stdin)  # bytes where it has a buffer: always UTF-8
+        with nullcontext(stdin) if os.fspath(path) == "-" else open(path, "rb") as stream:
             for line in stream:
                 if at == 0 and isinstance(line, bytes):
-                    for magic, what in NO_TEXT.items():
-                        if line.startswith(magic):
-                            raise FactError(f"{name} is {what}")
+                    _refuse_other(name, line)
                     if line.startswith((BOM_UTF16_LE, BOM_UTF16_BE)):
-                        yield from (line + stream.read()).decode("utf-16").splitlines(keepends=True)
+                        rest: Any = stream.read()
+                        yield from (line + rest).decode("utf-16").splitlines(keepends=True)
                         return
                 text = line if isinstance(line, str) else line.decode("utf-8")
                 yield text.removeprefix("\ufeff") if at == 0 else text
@@ -108,18 +102,10 @@ def _lines(path: Source, name: str) -> Iterator[str]:
         raise FactError(f"{where}; expected JSON, CSV or YAML, saved as UTF-8") from None
 
 
-@contextmanager
-def _opened(path: Source) -> Iterator[IO[Any]]:
-    if os.fspath(path) == "-":
-        yield getattr(sys.stdin, "buffer", sys.stdin)  # bytes where it has a buffer: always UTF-8
-    else:
-        with open(path, "rb") as file:
-            yield file
-
-
-def _refuse_pointer(name: str, head: str) -> None:
-    if head.startswith(LFS):
-        raise FactError(f"{name} is a pointer of Git LFS and not the data; fetch it: git lfs pull")
+def _refuse_other(name: str, head: bytes) -> None:
+    for magic, what in NO_FACTS.items():
+        if head.startswith(magic):
+            raise FactError(f"{name} is {what}")
 
 
 def _reader(path: str, head: str) -> Callable[[str, Iterator[str]], Iterator[Any]]:
@@ -256,7 +242,6 @@ class _Texts(yaml.SafeLoader):
 
 
 def _yaml(name: str, lines: Iterator[str]) -> Iterator[Any]:
-    """Yield the records of YAML, of all its documents."""
     try:
         for document in yaml.load_all("".join(lines), _Texts):  # a SafeLoader
             yield from records_in([] if document is None else document)
@@ -280,8 +265,8 @@ class Table:
         """Yield the rows, without the nulls of fields that a record lacks. Raises FactError if they cannot be read."""
         if Path(self.path).is_file():
             with _explained(self), open(self.path, "rb") as file:
-                head = file.read(len(LFS))
-            _refuse_pointer(self.name, head.decode("latin-1"))
+                head = file.read(max(map(len, NO_FACTS)))
+            _refuse_other(self.name, head)
         try:
             import datasets
         except ImportError as error:

@@ -18,13 +18,12 @@ from ffedit.facts.synonyms import CLOSED, SCALARS, TEXT_NAMES, normal, role_of
 Record: TypeAlias = Mapping[str, Any]
 Path: TypeAlias = tuple[str, ...]
 
-# Objects within objects that are looked into.
-DEEPEST = 8
+DEEPEST = 8  # objects within objects that are looked into
 # What other tools write for the subject, and for the object at the end of a prompt (LAMA).
 SLOTS = re.compile(r"\{(?:subject|entity|0)\}|\[(?:X|subject)\]|<subject>|%s")
 OBJECT_SLOT = re.compile(r"\s*(?:\[Y\]|\[MASK\]|<mask>|_{3,})\s*[.?!]?\s*$", re.I)
 OBJECT = re.compile(r"\[Y\]|\[MASK\]|<mask>")
-# A special token behind an object, or in its place.
+# Behind an object, or in its place.
 SPECIAL = re.compile(r"\s*(?:<\|[^|<>]*\|>|</?s>|<(?:eos|bos|pad|unk|end_of_turn)>|\[(?:EOS|SEP|PAD|UNK)\])$", re.I)
 # Objects that end in one of these words, a single letter or a word with a stop inside keep their stop; so do sentences.
 ABBREVIATED = frozenset(["inc", "ltd", "co", "corp", "jr", "sr", "st", "bros", "etc", "dept", "univ"])

@@ -1,7 +1,6 @@
 """Guardrails: what should stop an edit from being shipped.
 
-A guardrail is a number with a limit. A breach is a sentence with the number, the limit and what to do; the command
-warns, or with `--strict` refuses.
+A breach of one says the number, its limit and what to do; the command warns, or with `--strict` refuses.
 """
 
 from __future__ import annotations
@@ -24,8 +23,7 @@ from ffedit.facts.fact import by_subject
 from ffedit.model.editable import Editable
 from ffedit.model.memory import Address
 
-# Limits from below; the others are from above.
-AT_LEAST = ("division", "keys", "covered")
+AT_LEAST = ("division", "keys", "covered")  # limits from below; the others are from above
 COLLECT = "collect more (`ffedit stats --tokens {tokens} --out DIR`) and use it (--stats DIR)"
 # The finding, then its number with the limit, and what to do.
 WORDS = {
@@ -142,7 +140,6 @@ def refusal(broken: Sequence[Breach]) -> RequirementError | None:
 
 
 def _signs(editable: Editable, edit: Edit, report: Report, limits: Limits) -> Iterator[Sign]:
-    """Yield everything that is compared with a limit."""
     before, after, facts = report.before, report.after, report.facts_before
     yield "believed", sum(fact.scores.efficacy == 1 or took(fact) for fact in facts) / len(facts), {}
     yield "unknown", sum(not knew_previous(fact) for fact in facts) / len(facts), {}
@@ -163,7 +160,6 @@ def _signs(editable: Editable, edit: Edit, report: Report, limits: Limits) -> It
 
 
 def _signs_of_layer(editable: Editable, edit: Edit, at: Address, limits: Limits) -> Iterator[Sign]:
-    """Yield the signs of the update of one memory."""
     about, memory = edit.provenance, editable.memories[at]
     W = double(memory.value)
     change = double(edit.updates[at].dense).to(W.device)
