@@ -52,7 +52,7 @@ from ffedit.inference.batching import TOKENS, batch_budget, batches, grouped, sp
 from ffedit.inference.contexts import Context, passes
 from ffedit.inference.distributed import ALONE, ProcessGroup, interleaved
 from ffedit.inference.generation import log_softmax
-from ffedit.inference.past import Prefix
+from ffedit.inference.replay import Prefix
 from ffedit.model.editable import Editable
 from ffedit.model.feed_forward import FeedForward
 from ffedit.model.hooks import add_at, capture, frozen
@@ -337,7 +337,7 @@ class Objective:
             rows += [where[row][position] for position in positions]
         self._before = final.new_zeros(0, vocabulary(editable))
         if rows:
-            self._before = log_softmax(replay.logits_of(editable, final[rows])).exp()
+            self._before = log_softmax(editable.logits_of(final[rows])).exp()
         self._entropy = -torch.xlogy(self._before, self._before).sum(-1)
 
     def loss_and_gradient(

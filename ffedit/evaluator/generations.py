@@ -34,7 +34,7 @@ from ffedit.inference import generation
 from ffedit.inference.batching import TOKENS, split_on_oom
 from ffedit.inference.contexts import NO_MEMORY, Context, Pass
 from ffedit.inference.generation import Intervention, continue_from, until, words
-from ffedit.inference.past import Prefix
+from ffedit.inference.replay import Prefix
 from ffedit.model.editable import Editable
 from ffedit.model.hooks import other_weight
 from ffedit.model.memory import KeyValueMemory

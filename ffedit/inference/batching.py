@@ -100,16 +100,13 @@ def split_on_oom(
     `work` takes neighbouring items; it may have begun when it fails, and is then called again. `refusal` is raised
     where there is no memory for a single item.
     """
-    if len(items) == 1:
-        with refuse_out_of_memory(refusal):
-            done = work(items)
-        yield done
-        return
     try:
         done = work(items)
     except (MemoryError, RuntimeError) as error:
         if not out_of_memory(error):
             raise
+        if len(items) == 1:
+            raise refusal from error
     else:
         yield done
         return

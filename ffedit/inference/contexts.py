@@ -6,12 +6,9 @@ not, so that hardly any is padded. A row too wide would cost more attention than
 
 The model receives each token's position, and a mask, which replaces its own. Where it takes none, or a layer attends to
 less than all earlier tokens (a sliding window shorter than a context), only a context that begins with all of another
-shares its row (`Editable.packed`). A configuration tells a window by many names, or not at all, so it is measured:
-whether the last token of a text as long as the contexts sees its beginning, in each layer (`attends_to_all`). That
-takes two passes over one text, once a model and length, and only when contexts are as long. It compares numbers that
-are equal to the last bit where a window ends, while a window may change a text's logits by less than 16 bits show.
-
-Rows run in batches of similar lengths, padded on the right, where nothing sees the padding.
+shares its row (`Editable.packed`). A configuration tells a window by many names, or not at all, so it is measured, once
+a model and length (`attends_to_all`): by numbers that are equal to the last bit where a window ends, while a window may
+change a text's logits by less than 16 bits show.
 """
 
 from __future__ import annotations
@@ -20,6 +17,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import takewhile
 from typing import Any, Generic, TypeAlias, TypeVar
 
 import torch
@@ -27,8 +25,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from ffedit.inference.batching import batches, split_on_oom
-from ffedit.inference.past import Past, Prefix, takes_positions
-from ffedit.inference.replay import logits_at
+from ffedit.inference.replay import Past, Prefix, logits_at, takes_positions
 from ffedit.model.editable import Editable
 from ffedit.model.hooks import capture, replace_input, watched
 from ffedit.model.tokenization import pad
@@ -109,10 +106,8 @@ class _Row:
 
     def common(self, context: Context) -> int:
         """Return how many tokens `context` shares with the last one, thus with any: contexts come sorted."""
-        last = self.contexts[-1]
-        return next(
-            (i for i, (a, b) in enumerate(zip(last, context, strict=False)) if a != b), min(map(len, (last, context)))
-        )
+        pairs = zip(self.contexts[-1], context, strict=False)
+        return len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
 
     def add(self, context: Context) -> None:
         """Append the tokens that no earlier context shares."""
@@ -127,7 +122,7 @@ class _Row:
 
     @property
     def branches(self) -> bool:
-        """Return whether the tokens are more than those of one text, in order."""
+        """True if the tokens are more than those of one text, in order."""
         return len(self.ids) > len(self.contexts[-1])
 
 
@@ -205,28 +200,26 @@ def attends_to_all(editable: Editable, length: int) -> bool:
     """
     front = 1 + min(int(FRONT * length), editable.max_tokens - length)
     ids = editable.probe_ids(length + front - 1)
-    plain: list[Tensor] = []
-    seen: list[bool] = []
 
     def change(states: Tensor, recorded: Tensor) -> Tensor:
         return torch.cat([-recorded[:, :front], recorded[:, front:]], 1)
 
-    def compare(output: Tensor) -> None:
-        seen.append(not torch.equal(output[:, -1], plain[len(seen)]))
+    def last_outputs(stack: ExitStack) -> list[Tensor]:
+        outputs: list[Tensor] = []
+        for layer in editable.layers:
+            stack.enter_context(watched(layer, lambda output: outputs.append(output[:, -1].clone())))
+        stack.enter_context(editable.without_logits())
+        editable.forward(ids)
+        return outputs
 
     with ExitStack() as stack:
         entering = stack.enter_context(capture(dict(enumerate(editable.layers)), inputs=True))
-        for layer in editable.layers:
-            stack.enter_context(watched(layer, lambda output: plain.append(output[:, -1].clone())))
-        stack.enter_context(editable.without_logits())
-        editable.forward(ids)
+        plain = last_outputs(stack)
     with ExitStack() as stack:
         for i, layer in enumerate(editable.layers):
             stack.enter_context(replace_input(layer, partial(change, recorded=entering[i])))
-            stack.enter_context(watched(layer, compare))
-        stack.enter_context(editable.without_logits())
-        editable.forward(ids)
-    return all(seen)
+        changed = last_outputs(stack)
+    return not any(map(torch.equal, changed, plain))
 
 
 @torch.no_grad()
@@ -244,7 +237,5 @@ def check(editable: Editable, ids: Tensor) -> float:
     for one in texts:
         row.add(one)
     together = _run(editable, [row], lambda *given: logits_at(editable, *given), keep=False).read
-    alone = [
-        editable.run(input_ids=torch.tensor([one], device=ids.device), use_cache=False).logits[0, -1] for one in texts
-    ]
+    alone = [editable.forward(torch.tensor([one])).logits[0, -1] for one in texts]
     return float((together - torch.stack(alone)).abs().max())

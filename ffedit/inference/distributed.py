@@ -14,17 +14,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from math import prod
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch
+from accelerate import PartialState
 from torch import Tensor
 
 from ffedit import errors
 from ffedit.errors import EditError, FFEditError, ProcessError, brief
 from ffedit.inference.batching import device_failure
-
-if TYPE_CHECKING:
-    from accelerate import PartialState
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -98,8 +96,23 @@ class ProcessGroup:
         """
         if self.size == 1:
             return work()
-        result, error = _caught(work)
-        self._raise_first(error)
+        result: Result | None = None
+        error: Exception | None = None
+        words = ""
+        try:
+            result = work()
+        except FFEditError as raised:
+            error, words = raised, str(raised)
+        except (MemoryError, RuntimeError) as raised:  # of memory or a device, which the others may have
+            if device_failure(raised) is None:
+                raise
+            error = raised.with_traceback(None)  # which holds the tensors of the failed work
+            words = f"the process of rank {self.rank} (of {self.size}) failed: {brief(raised)}"
+        problems = self.gather(None if error is None else [type(error).__name__, words])
+        if error is not None:
+            raise error
+        for name, words in filter(None, problems):
+            raise getattr(errors, name, EditError)(words)
         return cast(Result, result)
 
     def by_first(self, work: Callable[[], Any]) -> Any:
@@ -107,29 +120,14 @@ class ProcessGroup:
 
         An `FFEditError` of `work` is raised in every process, as is an `EditError` where memory or a device fails.
         """
-        if self.size == 1:
-            return json.loads(json.dumps(work()))
-        result, error = _caught(work) if self.first else (None, None)
-        self._raise_first(error)
-        return self.gather(result)[0]
-
-    def _raise_first(self, own: Exception | None) -> None:
-        """Raise this process's error, or else one of the same type as the first one of another process."""
-        words = str(own)
-        if own is not None and not isinstance(own, FFEditError):  # memory, or a device, that the others may have
-            words = f"the process of rank {self.rank} (of {self.size}) failed: {brief(own)}"
-        problems = self.gather(None if own is None else [type(own).__name__, words])
-        if own is not None:
-            raise own
-        for name, words in filter(None, problems):
-            raise getattr(errors, name, EditError)(words)
+        return self.gather(self.in_all(lambda: work() if self.first else None))[0]
 
     def agree(self, settings: Callable[[], Mapping[str, Any]]) -> None:
         """Raise an EditError where a process works on something else than the first; `settings` (plain JSON) say what.
 
         They are asked for only where there are several processes.
         """
-        if self.size == 1:
+        if self.size == 1:  # settings take time
             return
         first, *others = self.gather(dict(self.in_all(settings)))
         for rank, other in enumerate(others, 1):
@@ -194,22 +192,8 @@ def own_device() -> torch.device | None:
 
 def _state() -> PartialState:
     """Return accelerate's state of this process; the first call connects the processes."""
-    from accelerate import PartialState
-
     # Without an accelerator `cpu` must be set, or every process is taken for a single one.
     return PartialState(cpu=not torch.accelerator.is_available(), timeout=PATIENCE)
-
-
-def _caught(work: Callable[[], Result]) -> tuple[Result | None, Exception | None]:
-    """Return the result of `work`, or the error that others learn: an `FFEditError`, or of memory or a device."""
-    try:
-        return work(), None
-    except FFEditError as error:
-        return None, error
-    except (MemoryError, RuntimeError) as error:
-        if device_failure(error) is None:
-            raise
-        return None, error.with_traceback(None)  # which holds the tensors of the failed work
 
 
 def _all(own: Tensor, size: int) -> list[Tensor]:

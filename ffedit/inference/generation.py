@@ -23,7 +23,7 @@ from ffedit.errors import ModelError
 from ffedit.inference import replay
 from ffedit.inference.batching import BATCH_COST, TOKENS, batches, split_on_oom
 from ffedit.inference.contexts import NO_MEMORY
-from ffedit.inference.past import Past, Prefix, aligned, cache_of, inputs_after
+from ffedit.inference.replay import Past, Prefix, cache_of, inputs_after
 from ffedit.model.editable import Editable
 from ffedit.model.tokenization import Encoded, decode, pad
 
@@ -81,10 +81,9 @@ def _first_word(editable: Editable, prompt: Encoded, said: Sequence[int]) -> Enc
 @torch.no_grad()
 def _likeliest_word(editable: Editable, prompt: Encoded) -> Encoded:
     """Return `prompt` with the word whose first token is the likeliest of those that are neither special nor blank."""
-    silent = editable.ends | editable.special
     logits = replay.forward(editable, pad([prompt.ids]), torch.tensor([(0, len(prompt.ids) - 1)]))[0]
     for token in logits.argsort(descending=True).tolist():
-        if token not in silent and decode(editable.tokenizer, [token]).strip():
+        if _text(editable, [token]) and decode(editable.tokenizer, [token]).strip():
             rest = continuations(editable, [(*prompt.ids, token)], ANSWER_TOKENS - 1)[0]
             if (answer := _first_word(editable, prompt, [token, *rest])) is not None:
                 return answer
@@ -95,8 +94,8 @@ def _likeliest_word(editable: Editable, prompt: Encoded) -> Encoded:
 
 def _text(editable: Editable, ids: Sequence[int]) -> list[int]:
     """Return `ids` up to the first that is no text: an end, or another special token."""
-    ends, special = editable.ends, editable.special
-    return list(takewhile(lambda token: token not in ends and token not in special, ids))
+    silent = editable.ends | editable.special
+    return list(takewhile(lambda token: token not in silent, ids))
 
 
 # Chooses the next token of each row, [n, 1] on the CPU, from logits [n, vocabulary] and the step, counted from 0.
@@ -110,27 +109,20 @@ def greedy(logits: Tensor, step: int) -> Tensor:
     return logits.argmax(-1, keepdim=True).cpu()
 
 
-def drawn(numbers: Tensor) -> Chooser:
-    """Draw from the whole distribution, by each row's own `numbers` [n, steps], uniform in 0 to 1."""
+def drawn(numbers: Tensor, top: int | None = None) -> Chooser:
+    """Draw by each row's own `numbers` [n, steps], uniform in 0 to 1, from all tokens or the `top` likeliest."""
 
     def choose(logits: Tensor, step: int) -> Tensor:
+        if top is not None:
+            best, ids = double(logits).topk(min(top, logits.shape[-1]), -1)
+            below = best.softmax(-1).cumsum(-1).cpu() <= numbers[:, step, None]
+            return ids.cpu().gather(-1, below.sum(-1, keepdim=True).clamp(max=ids.shape[-1] - 1))
         chosen = []
         # Row by row, which takes less memory; on the CPU, where a sum has the same bits each time.
         for row, number in zip(logits, numbers[:, step], strict=True):
             passed = double(row.float().softmax(-1).cpu()).cumsum(-1)
             chosen.append(torch.searchsorted(passed, number * passed[-1:], right=True))
         return torch.stack(chosen)
-
-    return choose
-
-
-def drawn_of_top(numbers: Tensor, top: int) -> Chooser:
-    """Draw from the `top` likeliest tokens, by each row's own `numbers` [n, steps], uniform in 0 to 1."""
-
-    def choose(logits: Tensor, step: int) -> Tensor:
-        best, ids = double(logits).topk(min(top, logits.shape[-1]), -1)
-        passed = best.softmax(-1).cumsum(-1).cpu() <= numbers[:, step, None]
-        return ids.cpu().gather(-1, passed.sum(-1, keepdim=True).clamp(max=ids.shape[-1] - 1))
 
     return choose
 
@@ -159,9 +151,7 @@ def continuations(
     """
 
     def said(rows: Sequence[int]) -> list[list[int]]:
-        choose: Chooser = greedy
-        if numbers is not None:
-            choose = drawn(numbers[list(rows)]) if top is None else drawn_of_top(numbers[list(rows)], top)
+        choose = greedy if numbers is None else drawn(numbers[list(rows)], top)
         ends: Collection[int] = editable.ends if choose is greedy else ()
         own = [prompts[i] for i in rows]
         return until(_continue(editable, own, count, choose, ends, intervene).tolist(), ends)
@@ -197,8 +187,7 @@ def words(editable: Editable, ids: Sequence[int]) -> str:
 def completions(editable: Editable, prompts: Sequence[str], count: int) -> list[str]:
     """Return the greedy continuation of each of `prompts`, as text of `count` tokens."""
     ids = [editable.encode(prompt, max_tokens=editable.max_tokens - count).ids for prompt in prompts]
-    said = continuations(editable, ids, count)
-    return [words(editable, new) for new in said]
+    return [words(editable, new) for new in continuations(editable, ids, count)]
 
 
 def _continue(
@@ -219,9 +208,8 @@ def _continue(
     new = choose(logits, 0)
     if cache is not None:
         past = Past.of(cache)
-        return continue_from(
-            editable, [Prefix(past, i, range(len(own))) for i, own in enumerate(prompts)], new, count, choose, ends
-        )
+        prefixes = [Prefix(past, i, range(len(own))) for i, own in enumerate(prompts)]
+        return continue_from(editable, prefixes, new, count, choose, ends)
     new, rows = new.repeat(1, count), torch.arange(len(ids))
     for step in range(1, count):  # all prompts are of one length
         rows = rows[~_ended(new[rows, step - 1], ends)]
@@ -256,7 +244,7 @@ def continue_from(
         step_of: makes a context manager for a step of the model, from the numbers of the rows that go on.
     """
     lengths = torch.tensor([len(prefix) for prefix in prefixes])
-    width, cache = int(lengths.max()), cache_of(aligned(prefixes))
+    width, cache = int(lengths.max()), cache_of(prefixes)
     counts = torch.tensor(count).expand(len(lengths))
     new, rows = first.repeat(1, int(counts.max())), torch.arange(len(lengths))
     for step in range(1, int(counts.max())):

@@ -7,23 +7,104 @@ batch, reading the unembedding only at the positions asked for.
 
 The rerun is the model's own forward with a cache of the earlier positions, as in generation, so the model itself
 computes masks, rotary angles, sliding windows and position biases; the layers below do not run. Rows of different
-lengths are padded on the right, where causal attention cannot see the padding, so no row needs a mask.
+lengths are padded on the right, where causal attention cannot see the padding, so no row needs a mask. Rows whose
+earlier positions differ in number are aligned where these end: padded on the left, and masked. A model whose numbers
+change with that is not `Editable.ragged`; in such a model only rows of one length go on together.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from inspect import signature
+from itertools import groupby
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from ffedit.inference.past import Past, Prefix, aligned, cache_of, inputs_after
 from ffedit.model.editable import Editable
 from ffedit.model.hooks import capture, only_at, replace_input
+
+
+@dataclass(frozen=True, eq=False)
+class Past:
+    """Keys and values of the rows of one pass."""
+
+    layers: list[tuple[Tensor, Tensor]]  # keys and values of each layer, [rows, heads, columns, d_head]
+
+    @classmethod
+    def of(cls, cache: DynamicCache) -> Past:
+        """Return what a pass left in `cache`."""
+        layers: list[Any] = cache.layers
+        return cls([(layer.keys, layer.values) for layer in layers])
+
+    def above(self, layer: int) -> Past:
+        """Return what reruns from `layer` on need: of the layers below, one column, which is not read."""
+        one = [(keys[:1, :, :1].clone(), values[:1, :, :1].clone()) for keys, values in self.layers[:layer]]
+        return Past([*one, *self.layers[layer:]])
+
+
+@dataclass(frozen=True, eq=False)
+class Prefix:
+    """Keys and values of the tokens that a text begins with, by their row and columns in a pass."""
+
+    past: Past
+    row: int
+    columns: Sequence[int]  # of each token, in order
+
+    def __len__(self) -> int:
+        return len(self.columns)
+
+
+def cache_of(prefixes: Sequence[Prefix], layer: int = 0) -> DynamicCache:
+    """Return a cache of n rows, in which each prefix is in the last columns.
+
+    There are as many columns as the longest has tokens; those left of a shorter one hold numbers that are to be masked.
+    Of the layers below `layer`, which do not run, only the number of columns is right.
+    """
+    width, cache = max(map(len, prefixes)), DynamicCache()
+    parts = [(past, list(own)) for past, own in groupby(prefixes, key=lambda prefix: prefix.past)]
+    rows = [torch.tensor([prefix.row for prefix in own])[:, None] for _, own in parts]
+    columns = [torch.tensor([[0] * (width - len(p)) + list(p.columns) for p in own]) for _, own in parts]
+    for index, first in enumerate(parts[0][0].layers):
+        if index < layer:
+            keys, values = (side[:1, :, :1].expand(-1, -1, width, -1) for side in first)
+        else:
+            keys, values = (
+                torch.cat(
+                    [
+                        past.layers[index][side][own.to(first[0].device), :, at.to(first[0].device)]
+                        for (past, _), own, at in zip(parts, rows, columns, strict=True)
+                    ]
+                ).transpose(1, 2)
+                for side in (0, 1)
+            )
+        cache.update(keys, values, index)
+    return cache
+
+
+def inputs_after(editable: Editable, lengths: Tensor, width: int, new: int) -> dict[str, Tensor]:
+    """Return the mask, and positions where the model takes them, of `new` tokens behind rows of `lengths` [n].
+
+    Empty where every row fills all `width` columns: then the model needs neither.
+    """
+    left = lengths[:, None] - width + torch.arange(width)
+    if bool((left >= 0).all()):
+        return {}
+    # What pads a row on the right may lie beyond the model's last position.
+    after = (lengths[:, None] + torch.arange(new)).clamp(max=editable.max_tokens - 1)
+    inputs = {"attention_mask": torch.cat([left >= 0, after >= 0], 1).long().to(editable.device)}
+    if takes_positions(editable):
+        inputs["position_ids"] = after.to(editable.device)
+    return inputs
+
+
+def takes_positions(editable: Editable) -> bool:
+    """Return whether the model takes the position of each token."""
+    return "position_ids" in signature(editable.model.forward).parameters
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,16 +122,11 @@ class Recording:
     logits: Tensor  # at the (row, position) pairs that were asked for, [k, vocabulary]
 
 
-def unembedding(editable: Editable, read: Tensor) -> AbstractContextManager[None]:
-    """Unembed only the (row, position) pairs `read` [k, 2] of a pass."""
-    return replace_input(editable.unembedding, lambda hidden: hidden[tuple(read.to(hidden.device).T)][None])
-
-
 def logits_at(editable: Editable, ids: Tensor, inputs: Mapping[str, Any], read: Tensor) -> Tensor:
-    """Run `ids` with further inputs and return logits [k, vocabulary] at (row, position) pairs `read` [k, 2]."""
-    with unembedding(editable, read):
-        logits: Tensor = editable.run(input_ids=ids.to(editable.device), **inputs).logits[0]
-    return logits
+    """Run `ids` with further inputs and unembed only the (row, position) pairs `read` [k, 2], to [k, vocabulary]."""
+    with replace_input(editable.unembedding, lambda hidden: hidden[tuple(read.to(hidden.device).T)][None]):
+        logits: Tensor = editable.run(input_ids=ids.to(editable.device), **inputs).logits
+    return logits.squeeze(0)  # indexing would copy all logits in the backward pass
 
 
 def forward(editable: Editable, ids: Tensor, read: Tensor) -> Tensor:
@@ -80,11 +156,8 @@ def record(editable: Editable, ids: Tensor, read: Tensor, parts: Iterable[str] =
         parts: the parts whose outputs are recorded too: "feed_forward", "attention".
     """
     ids = ids.to(editable.device)
-    cache = DynamicCache()
     # Layers without keys and values (a recurrence, a convolution) would look for state that this cache does not have.
-    caching: dict[str, Any] = {"use_cache": False}
-    if editable.resumable:
-        caching = {"use_cache": True, "cache": cache}
+    cache = DynamicCache() if editable.resumable else None
     depth = len(editable.layers)
     parts = tuple(parts)
     modules = {(part, layer): m for part in parts for layer, m in enumerate(editable.outputs_of(part))}
@@ -92,16 +165,15 @@ def record(editable: Editable, ids: Tensor, read: Tensor, parts: Iterable[str] =
         capture(dict(enumerate(editable.layers)), inputs=True) as entering,
         capture({depth: editable.layers[-1]}) as leaving,
         capture(modules) as outputs,
-        unembedding(editable, read),
     ):
-        logits = editable.run(input_ids=ids, **caching).logits[0]
+        logits = logits_at(editable, ids, {"cache": cache, "use_cache": cache is not None}, read)
     shape = (*ids.shape, -1)  # some models (OPT) flatten batch and tokens before the feed-forward layer
     states = {**entering, **leaving}
     return Recording(
         ids=ids,
         states=[states[layer] for layer in range(depth + 1)],
         outputs={part: [outputs[part, layer].reshape(shape) for layer in range(depth)] for part in parts},
-        past=Past.of(cache).layers if editable.resumable else [],
+        past=[] if cache is None else Past.of(cache).layers,
         logits=logits,
     )
 
@@ -134,7 +206,7 @@ def resume(
         cache.update(keys[kept, :, :start], values[kept, :, :start], index)
     inputs: dict[str, Any] = {"use_cache": True, "cache": cache} if start else {"use_cache": False}
     ids = recording.ids[rows, start : start + states.shape[1]]
-    return _run_on(editable, layer, states, torch.stack([read[:, 0], read[:, 1] - start], 1), input_ids=ids, **inputs)
+    return _run_on(editable, layer, states, ids, inputs, torch.stack([read[:, 0], read[:, 1] - start], 1))
 
 
 def resume_after(
@@ -153,20 +225,18 @@ def resume_after(
     inputs: dict[str, Any] = {"use_cache": False}
     lengths = torch.tensor([len(prefix) for prefix in prefixes])
     if prefixes and (width := int(lengths.max())):
-        cache = cache_of(aligned(prefixes, layer))
+        cache = cache_of(prefixes, layer)
         inputs = {"use_cache": True, "cache": cache, **inputs_after(editable, lengths, width, ids.shape[1])}
-    return _run_on(editable, layer, states, read, input_ids=ids.to(editable.device), **inputs)
+    return _run_on(editable, layer, states, ids, inputs, read)
 
 
-def _run_on(editable: Editable, layer: int, states: Tensor, read: Tensor, **inputs: Any) -> Tensor:
+def _run_on(
+    editable: Editable, layer: int, states: Tensor, ids: Tensor, inputs: Mapping[str, Any], read: Tensor
+) -> Tensor:
     """Run the layers from `layer` on, which `states` enter; positions of `read` are counted from the first of these."""
-    with ExitStack() as stack:
-        stack.enter_context(editable.skipping(editable.layers[:layer], states))
-        if layer == 0:
-            stack.enter_context(replace_input(editable.layers[0], lambda _: states))
-        stack.enter_context(unembedding(editable, read))
-        logits: Tensor = editable.run(**inputs).logits.squeeze(0)  # indexing would copy all logits in the backward pass
-    return logits
+    below = editable.layers[:layer]
+    with editable.skipping(below, states) if below else replace_input(editable.layers[0], lambda _: states):
+        return logits_at(editable, ids, inputs, read)
 
 
 def narrowed(editable: Editable, run: Tensor, at: Tensor) -> AbstractContextManager[None]:
@@ -204,15 +274,6 @@ def run_layers(
     ):
         resume(editable, recording, layers.start, states, rows, start, torch.zeros(0, 2, dtype=torch.long))
     return last[0]
-
-
-@torch.no_grad()
-def logits_of(editable: Editable, states: Tensor) -> Tensor:
-    """Return logits [n, vocabulary] of last-layer outputs [n, d_model]: the model's own norm, unembedding, scaling."""
-    ids = torch.zeros(len(states), 1, dtype=torch.long, device=editable.device)
-    with editable.skipping(editable.layers, states[:, None]):
-        logits: Tensor = editable.run(input_ids=ids, use_cache=False).logits[:, 0]
-    return logits
 
 
 @torch.no_grad()

@@ -21,8 +21,7 @@ from ffedit.model.editable import Editable
 from ffedit.model.experts import Experts, Routed
 from ffedit.model.tokenization import Encoded, pad
 
-# Tokens in a batch.
-TOKENS = 4096
+TOKENS = 4096  # in a batch
 # Number of sampled prefixes, and the tokens of each.
 CONTEXTS, LENGTH = 8, 8
 
@@ -85,27 +84,24 @@ def routes(editable: Editable, texts: Sequence[Encoded], layers: Sequence[int]) 
         return {}
     order = list(batches([len(e.ids) for e in texts], TOKENS))
     read = partial(_read, editable, layers)
-    routes = [
-        part for rows in order for part in split_on_oom(read, [texts[row] for row in rows], ModelError(NO_MEMORY))
-    ]
+    parts = [part for rows in order for part in split_on_oom(read, [texts[row] for row in rows], ModelError(NO_MEMORY))]
     back = torch.tensor([row for rows in order for row in rows]).argsort()
-    return {layer: Routes(torch.cat([part[layer] for part in routes])[back]) for layer in layers}
+    return {layer: Routes(torch.cat([part[layer] for part in parts])[back]) for layer in layers}
 
 
 @torch.no_grad()
 def _read(editable: Editable, layers: Sequence[int], texts: Sequence[Encoded]) -> dict[int, Tensor]:
-    """Read the routers' weights of each expert at the subject's last token of the texts of one batch."""
-    ids, routes = pad([e.ids for e in texts]), dict[int, Tensor]()
+    """Read the routers' weights at the subject's last token of the texts of one batch, [texts, experts], by layer."""
+    ids, weights = pad([e.ids for e in texts]), dict[int, Tensor]()
     at = torch.arange(len(texts)) * ids.shape[1] + torch.tensor([e.site for e in texts])
+
+    def note(layer: int, experts: Experts, routed: Routed) -> None:
+        weights[layer] = experts.weights(routed.at(at)).float().cpu()
+
     with ExitStack() as stack:
         for layer in layers:
             mixture = editable.feed_forward[layer].mixture
             assert mixture is not None
-            stack.enter_context(mixture.watched(routes=partial(_note, mixture.experts, at, routes, layer)))
+            stack.enter_context(mixture.watched(routes=partial(note, layer, mixture.experts)))
         replay.run_to(editable, ids, max(layers))
-    return routes
-
-
-def _note(experts: Experts, at: Tensor, routes: dict[int, Tensor], layer: int, routed: Routed) -> None:
-    """Store the router's weights of each expert in a layer at tokens `at`, [texts, experts]."""
-    routes[layer] = experts.weights(routed.at(at)).float().cpu()
+    return weights

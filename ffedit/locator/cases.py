@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import get_args
 
 import torch
@@ -51,6 +52,11 @@ class Run:
                 raise FactError(f"{name} {value!r} is not known; known are {choices(value, known)}")
         object.__setattr__(self, "samples", FactError.whole("samples", self.samples, 1))  # JSON has none of numpy's
 
+    @property
+    def parts(self) -> set[str]:
+        """Kinds of modules whose outputs are restored or held."""
+        return {part for part in (self.kind, self.sever) if part is not None and part != "state"}
+
 
 @dataclass(frozen=True)
 class Case:
@@ -92,6 +98,11 @@ class Batch:
         """Return the row of a corrupted run; sample −1 is the clean run."""
         return self.first[case] + answer * (1 + self.cases[case].samples) + 1 + sample
 
+    def log_probs_of(self, case: int) -> Tensor:
+        """Return `log_probs` of one case, the clean run first, then the corrupted ones, [1 + samples, answers]."""
+        own = self.log_probs[self.first[case] : self.first[case] + self.cases[case].rows]
+        return own.view(len(self.cases[case].answers), -1).T
+
 
 def prepare(editable: Editable, facts: Sequence[Fact], indices: Sequence[int], run: Run) -> list[Case]:
     """Encode the facts with these `indices`; for one without a previous object, the model generates the answer.
@@ -100,8 +111,7 @@ def prepare(editable: Editable, facts: Sequence[Fact], indices: Sequence[int], r
     """
     limit = editable.max_tokens
     chosen = [facts[i] for i in indices]
-    unanswered = [fact for fact in chosen if fact.previous is None]
-    prompts = [editable.encode(fact.text, span=fact.span, max_tokens=limit) for fact in unanswered]
+    prompts = [editable.encode(f.text, span=f.span, max_tokens=limit) for f in chosen if f.previous is None]
     own = iter(generation.with_own_answers(editable, prompts))
     subjects = sorted({fact.subject for fact in facts})
     cases = []
@@ -139,13 +149,11 @@ def batches(editable: Editable, cases: Sequence[Case]) -> Iterator[list[int]]:
 
 
 @torch.no_grad()
-def run_batch(editable: Editable, cases: Sequence[Case], run: Run, noise: Noise | None, parts: Iterable[str]) -> Batch:
+def run_batch(editable: Editable, cases: Sequence[Case], run: Run, noise: Noise | None) -> Batch:
     """Record the clean and the corrupted runs of `cases` in one pass; ModelError where they are not finite."""
     texts = [answer for case in cases for answer in case.answers for _ in range(1 + case.samples)]
     ids = pad([e.ids[:-1] for e in texts])
-    first = [0]
-    for case in cases:
-        first.append(first[-1] + case.rows)
+    first = [0, *accumulate(case.rows for case in cases)]
     drawn: list[tuple[int, int, int, Tensor]] = []
     for begin, case in zip(first, cases, strict=False):
         start, end = case.subject
@@ -163,7 +171,7 @@ def run_batch(editable: Editable, cases: Sequence[Case], run: Run, noise: Noise 
         return corrupted
 
     with replace_output(editable.embedding, corrupt):
-        recording = replay.record(editable, ids, generation.answer_reads(texts), parts)
+        recording = replay.record(editable, ids, generation.answer_reads(texts), run.parts)
     for begin, case in zip(first, cases, strict=False):
         states = [state[begin : begin + case.rows, : len(case.encoded.ids) - 1] for state in recording.states]
         bad = next((i for i, state in enumerate(states) if not torch.isfinite(state).all()), None)

@@ -1,9 +1,8 @@
 """Effects of restoring clean states in the corrupted runs of a batch of facts.
 
-A restoration at token i and layer l changes nothing below l and nothing left of i, so its run begins there (`replay`),
-with attention keys and values of the earlier tokens from the corrupted runs, and applies the unembedding only where the
-answer is read. Restorations at one token share a pass through the model, whatever their layers: each enters it at its
-own layer, so that a layer's weights are read once for many of them.
+The run of a restoration begins at its layer and token (`replay`), with attention keys and values of the earlier tokens
+from the corrupted runs. Restorations at one token share a pass through the model, whatever their layers: each enters it
+at its own, so that a layer's weights are read once for many of them.
 """
 
 from __future__ import annotations
@@ -38,23 +37,16 @@ UNEMBEDDED = 2**21
 LEAST_ROWS = 128
 
 
-class Site(NamedTuple):
-    """Index of one effect: the case in its batch, the layer, the token, and whether the layer is restored `alone`."""
-
-    case: int
-    layer: int
-    token: int
-    alone: bool
-
-
 class Restoration(NamedTuple):
-    """Restoration of one clean state, or of the outputs of one window."""
+    """Restoration of one clean state, or of the outputs of one window, which gives one effect."""
 
+    row: int  # index of the effect
     case: int  # index of the fact in the batch
+    layer: int  # the layer of the effect
     token: int  # position of the restored token
+    alone: bool  # whether the layer is restored without a window around it
     first: int  # layer that the run begins at; for a state, the layer that it enters
     inside: range  # layers whose outputs are restored; empty for a state
-    row: int  # index of its result
 
 
 class Final(NamedTuple):
@@ -62,75 +54,75 @@ class Final(NamedTuple):
 
     states: Tensor  # of the last layer, at the positions whose next token is an answer's, [reads, d_model]
     texts: list[Encoded]  # of each run
-    indices: Tensor  # (row of the results, sample, answer) of each run, [runs, 3]
+    indices: Tensor  # (row of the effects, sample, answer) of each run, [runs, 3]
 
 
-def sites_of(batch: Batch, run: Run, depth: int) -> list[Site]:
-    """List the sites of all effects; besides the window, the layer alone is restored at the subject's last token."""
-    sites = []
+def _restorations(batch: Batch, run: Run, depth: int) -> list[Restoration]:
+    """List the restorations; besides the window, the layer alone is restored at the subject's last token."""
+    result: list[Restoration] = []
     for index, case in enumerate(batch.cases):
-        tokens = positions_of(run.tokens, case.subject, case.encoded.answer)
+        sites = [(token, False) for token in positions_of(run.tokens, case.subject, case.encoded.answer)]
+        if run.window > 1:
+            sites.append((case.encoded.subject_last, True))
         for layer in range(depth) if run.layers is None else run.layers:
-            sites += [Site(index, layer, token, False) for token in tokens]
-            if run.window > 1:
-                sites.append(Site(index, layer, case.encoded.subject_last, True))
-    return sites
+            for token, alone in sites:
+                inside = range(0) if run.kind == "state" else span_of(layer, 1 if alone else run.window, depth)
+                first = layer + 1 if run.kind == "state" else inside[0]
+                result.append(Restoration(len(result), index, layer, token, alone, first, inside))
+    return result
 
 
 @torch.no_grad()
-def restore(editable: Editable, batch: Batch, run: Run, advance: Callable[[float], None]) -> tuple[list[Site], Tensor]:
+def restore(
+    editable: Editable, batch: Batch, run: Run, advance: Callable[[float], None]
+) -> tuple[list[Restoration], Tensor]:
     """Run every restoration of `batch`; ModelError where memory does not suffice for a single one.
 
-    Return the sites and the answers' log-probabilities there, [sites, samples, answers], nats; NaN beyond a case's own
+    Return them and the answers' log-probabilities, [restorations, samples, answers], nats; NaN beyond a case's own
     number of samples.
     """
     depth = len(editable.layers)
-    sites, restorations = sites_of(batch, run, depth), []
-    for row, site in enumerate(sites):
-        window = 1 if site.alone else run.window
-        inside = range(0) if run.kind == "state" else span_of(site.layer, window, depth)
-        first = site.layer + 1 if run.kind == "state" else inside[0]
-        # A state that no later attention layer reads changes the logits at its own token only.
-        if site.token == batch.cases[site.case].encoded.answer - 1 or first < depth - (run.kind != "state"):
-            restorations.append(Restoration(site.case, site.token, first, inside, row))
+    restorations = _restorations(batch, run, depth)
+    # A state that no later attention layer reads changes the logits at its own token only.
+    running = [
+        r
+        for r in restorations
+        if r.token == batch.cases[r.case].encoded.answer - 1 or r.first < depth - (run.kind != "state")
+    ]
     samples, answers = max(case.samples for case in batch.cases), len(batch.cases[0].answers)
     # A restoration that is not run has no effect, so the corrupted run's log-probability stands for it.
     corrupted = torch.full((len(batch.cases), samples, answers), torch.nan, dtype=torch.float64)
     for index, case in enumerate(batch.cases):
-        rows = [[batch.row(index, answer, sample) for answer in range(answers)] for sample in range(case.samples)]
-        corrupted[index, : case.samples] = batch.log_probs[torch.tensor(rows)]
-    log_probs = corrupted[[site.case for site in sites]]
+        corrupted[index, : case.samples] = batch.log_probs_of(index)[1:]
+    log_probs = corrupted[[r.case for r in restorations]]
     least = max(LEAST_ROWS, UNEMBEDDED // int(editable.model.config.get_text_config().vocab_size))
     refusal = ModelError("not enough memory for a single restoration; trace with fewer samples")
     waiting: list[Final] = []
     done = 0
     most = max(FEWEST, numbers_at_once(editable) // editable.feed_forward[0].memories[0].d_ff)
-    for group in _groups(batch, restorations, most):
+    for group in _groups(batch, running, most):
         for final in split_on_oom(partial(_run, editable, batch, run), group, refusal):
             waiting.append(final)
             if sum(len(runs.states) for runs in waiting) >= least:
                 _unembed(editable, waiting, log_probs)
                 waiting = []
         done += len(group)
-        advance(done / len(restorations))
+        advance(done / len(running))
     _unembed(editable, waiting, log_probs)
-    return sites, log_probs
+    return restorations, log_probs
 
 
 def _unembed(editable: Editable, waiting: list[Final], log_probs: Tensor) -> None:
     """Write the answers' log-probabilities of the runs in `waiting` into `log_probs`."""
     if waiting:
         texts = [text for final in waiting for text in final.texts]
-        logits = replay.logits_of(editable, torch.cat([final.states for final in waiting]))
+        logits = editable.logits_of(torch.cat([final.states for final in waiting]))
         indices = torch.cat([final.indices for final in waiting])
         log_probs[indices.unbind(-1)] = double(generation.answer_sums(logits, texts)).cpu()
 
 
 def _groups(batch: Batch, restorations: list[Restoration], most: int) -> Iterator[list[Restoration]]:
-    """Group restorations at neighbouring tokens: enough to fill a batch, and at most `most` tokens.
-
-    Those of one token are in the order of their layers.
-    """
+    """Group restorations at neighbouring tokens: enough to fill a batch, and at most `most` tokens."""
     group: list[Restoration] = []
     tokens = longest = 0
     for restoration in sorted(restorations, key=lambda r: (r.token, r.first, r.case)):
@@ -156,7 +148,7 @@ class Entry(NamedTuple):
     row: int  # of the recording, that of the corrupted run
     clean: int  # row of the clean run
     text: Encoded  # the prompt with the answer
-    result: tuple[int, int, int]  # row of the results, sample, answer
+    result: tuple[int, int, int]  # row of the effects, sample, answer
 
 
 def _run(editable: Editable, batch: Batch, run: Run, group: Sequence[Restoration]) -> Final:
@@ -202,23 +194,19 @@ def _changes(
     editable: Editable, batch: Batch, run: Run, entries: Sequence[Entry], layers: range, end: int
 ) -> Iterator[tuple[nn.Module, Callable[[Tensor], Tensor]]]:
     """Yield the modules in `layers` whose outputs are restored or held in some of the runs, and what changes them."""
-    for part in {run.kind, run.sever} - {"state", None}:
-        assert part is not None
+    for part in run.parts:
         modules, outputs = editable.outputs_of(part), batch.recording.outputs[part]
         for layer in layers:
-            held, sources, positions = [], [], []
+            held = []  # the run, the row of the recording that its new output is from, and the token
             for i, entry in enumerate(entries):
                 restored = part == run.kind and layer in entry.restoration.inside
                 at = entry.restoration.token
                 # Of the last layer, nothing reads what is left of the answer.
                 if (restored or part == run.sever) and (layer < len(modules) - 1 or at == entry.text.answer - 1):
-                    held.append(i)
-                    sources.append(entry.clean if restored else entry.row)
-                    positions.append(at)
+                    held.append((i, entry.clean if restored else entry.row, at))
             if held:
-                tokens = torch.tensor(positions)
-                values = outputs[layer][torch.tensor(sources), tokens]
-                yield modules[layer], _put(values, torch.tensor(held), tokens - end, len(entries))
+                runs, sources, tokens = torch.tensor(held).unbind(1)
+                yield modules[layer], _put(outputs[layer][sources, tokens], runs, tokens - end, len(entries))
 
 
 def _put(values: Tensor, rows: Tensor, positions: Tensor, count: int) -> Callable[[Tensor], Tensor]:

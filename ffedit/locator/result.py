@@ -9,7 +9,7 @@ the model does not generate cannot be traced: they are counted and named, and ex
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, get_args
@@ -137,8 +137,7 @@ class Trace(Plotted):
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain lists and numbers, in full precision."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {name: v.tolist() if isinstance(v, np.ndarray) else v for name, v in values.items()}
+        return {name: v.tolist() if isinstance(v, np.ndarray) else v for name, v in vars(self).items()}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Trace:

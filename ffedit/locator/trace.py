@@ -13,8 +13,7 @@ layers stay what they were in the corrupted run, and what remains of the effect 
 figure 3).
 
 The corruption is drawn once per fact and shared by every restoration, so that effects differ by the restored state
-alone. A restoration changes nothing below its layer and nothing left of its token, so every run resumes there
-(`restore`), with many facts and tokens in one batch.
+alone.
 """
 
 from __future__ import annotations
@@ -27,7 +26,6 @@ from itertools import chain
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from ffedit.errors import EditError, FactError, ModelError
@@ -37,7 +35,7 @@ from ffedit.files.resuming import Journal
 from ffedit.inference.batching import split_on_oom
 from ffedit.locator.cases import Batch, Run, batches, prepare, run_batch
 from ffedit.locator.corruption import Corruption, CorruptionName, Noise
-from ffedit.locator.restore import Site, restore
+from ffedit.locator.restore import Restoration, restore
 from ffedit.locator.result import Kind, Metric, Part, Tokens, Trace, TraceSet
 from ffedit.model.editable import Editable, check_model
 from ffedit.model.fingerprint import fingerprint
@@ -219,12 +217,11 @@ def trace_batches(
 ) -> Iterator[dict[int, Trace]]:
     """Yield the traces of the facts with these `indices` by index, a batch at a time; similar facts share a batch."""
     noise = None if run.corruption.name == "replacement" else Noise(editable, run.corruption, facts)
-    parts = {part for part in (run.kind, run.sever) if part in ("feed_forward", "attention")}
     cases, done = prepare(editable, facts, indices, run), 0
     refusal = ModelError("not enough memory to record the runs of a single fact; trace with fewer samples")
 
     def recorded(members: Sequence[int]) -> tuple[Sequence[int], Batch]:
-        return members, run_batch(editable, [cases[i] for i in members], run, noise, parts)
+        return members, run_batch(editable, [cases[i] for i in members], run, noise)
 
     recordings = (split_on_oom(recorded, members, refusal) for members in batches(editable, cases))
     for members, batch in chain.from_iterable(recordings):
@@ -232,14 +229,11 @@ def trace_batches(
         def advance(share: float, before: int = done, count: int = len(members)) -> None:
             progress("tracing", round(100 * (before + share * count)), 100 * len(cases))
 
-        sites, log_probs = restore(editable, batch, run, advance)
-        case_of = np.array([site.case for site in sites])
-        traces = {}
-        for case, i in enumerate(members):
-            rows = np.flatnonzero(case_of == case)
-            own = [sites[row] for row in rows]
-            traces[indices[i]] = _trace(editable, batch, case, own, log_probs[rows], run, noise)
-        yield traces
+        restorations, log_probs = restore(editable, batch, run, advance)
+        yield {
+            indices[i]: _trace(editable, batch, case, restorations, log_probs, run, noise)
+            for case, i in enumerate(members)
+        }
         done += len(members)
 
 
@@ -254,31 +248,29 @@ def _trace(
     editable: Editable,
     batch: Batch,
     number: int,
-    sites: Sequence[Site],
+    restorations: Sequence[Restoration],
     log_probs: Tensor,
     run: Run,
     noise: Noise | None,
 ) -> Trace:
-    """Build the trace of one case from its log-probabilities, [sites, samples, answers]."""
-    case = batch.cases[number]
-    answers = range(len(case.answers))
-    rows = torch.tensor([[batch.row(number, a, s) for a in answers] for s in range(-1, case.samples)])
-    measured = _metric(batch.log_probs[rows], run.metric)
+    """Build the trace of one case from the log-probabilities of its batch, [restorations, samples, answers]."""
+    case, own = batch.cases[number], [r for r in restorations if r.case == number]
+    measured = _metric(batch.log_probs_of(number), run.metric)
     clean, corrupted = float(measured[0]), measured[1:]
-    changes = _metric(log_probs[:, : case.samples], run.metric) - corrupted
+    changes = _metric(log_probs[[r.row for r in own], : case.samples], run.metric) - corrupted
     effect = changes.mean(1)
-    error = changes.std(1, ddof=1) / np.sqrt(case.samples) if case.samples > 1 else np.full(len(sites), np.nan)
+    error = changes.std(1, ddof=1) / np.sqrt(case.samples) if case.samples > 1 else np.full(len(own), np.nan)
     depth = len(editable.layers)
     alone = np.full(depth, np.nan)
     alone[list(range(depth) if run.layers is None else run.layers)] = 0.0
     effects, errors = (np.repeat(alone[:, None], case.encoded.answer, axis=1) for _ in range(2))
     if run.tokens != "all":
         effects[:], errors[:] = np.nan, np.nan
-    for i, site in enumerate(sites):
-        if site.alone:
-            alone[site.layer] = effect[i]
+    for i, r in enumerate(own):
+        if r.alone:
+            alone[r.layer] = effect[i]
         else:
-            effects[site.layer, site.token], errors[site.layer, site.token] = effect[i], error[i]
+            effects[r.layer, r.token], errors[r.layer, r.token] = effect[i], error[i]
     return Trace(
         effects=effects,
         errors=errors,

@@ -68,8 +68,13 @@ class Layer:
 def find_feed_forward(layer: Layer) -> FeedForward:
     """Find the memories of one layer: its value matrix, or those of its experts."""
     name, index = layer.name, layer.index
-    fused = {} if layer.value_matrix is not None else fused_experts(layer.module)
-    if not fused:
+    fused = {  # parameters that hold a value matrix for each expert, with their shapes
+        path: list(p.shape)
+        # By name, too: gates of a recurrence and filters may have three dimensions.
+        for path, p in layer.module.named_parameters()
+        if p.ndim == 3 and min(p.shape) > 1 and any(step in VALUE_ROLES for step in path.split("."))
+    }
+    if layer.value_matrix is not None or not fused:
         memory = find_memory(layer)
         return FeedForward(index, memory.module, (memory,))
     paths = {path.rpartition(".")[0] for path in fused}
@@ -103,15 +108,13 @@ def find_feed_forward(layer: Layer) -> FeedForward:
         )
         for expert in range(len(experts))
     ]
-    shared = {
-        len(experts) + i: f"{block_path}.{inner}"
-        for i, inner in enumerate(_in_value_role(block))
-        if isinstance(block.get_submodule(inner), nn.Linear | Conv1D)
-    }
-    parts += [linear_memory(layer, inner, Address(index, number)) for number, inner in shared.items()]
-    modules = {number: layer.module.get_submodule(inner) for number, inner in shared.items()}
+    shared = {}
+    for number, inner in enumerate(_in_value_role(block), len(experts)):
+        if isinstance(module := block.get_submodule(inner), nn.Linear | Conv1D):
+            parts.append(linear_memory(layer, f"{block_path}.{inner}", Address(index, number)))
+            shared[number] = module
     gate = next((getattr(block, role) for role in SHARED_GATES if hasattr(block, role)), None)
-    return FeedForward(index, block, tuple(parts), Mixture(block, experts, modules, gate))
+    return FeedForward(index, block, tuple(parts), Mixture(block, experts, shared, gate))
 
 
 def find_memory(layer: Layer) -> KeyValueMemory:
@@ -175,29 +178,22 @@ def _in_value_role(module: nn.Module) -> list[str]:
     return [
         path
         for path, _ in module.named_modules()
-        if f".{path}".endswith(tuple(f".{role}" for role in VALUE_ROLES))
-        and not any(word in path.rpartition(".")[0] for word in ATTENTION_WORDS)
+        if f".{path}".endswith(tuple(f".{role}" for role in VALUE_ROLES)) and not _in_attention(path)
     ]
 
 
-def fused_experts(layer: nn.Module) -> dict[str, list[int]]:
-    """Return the parameters of a layer that hold a value matrix for each expert, with their shapes."""
-    return {
-        path: list(p.shape)
-        # By name, too: gates of a recurrence and filters may have three dimensions.
-        for path, p in layer.named_parameters()
-        if p.ndim == 3 and min(p.shape) > 1 and any(step in VALUE_ROLES for step in path.split("."))
-    }
+def _in_attention(path: str) -> bool:
+    return any(word in path.rpartition(".")[0] for word in ATTENTION_WORDS)
 
 
 def find_attention(layers: list[nn.Module]) -> list[nn.Module]:
     """Return the output projections: in each layer the one linear map in such a role, inside attention."""
-    projections = []
-    for layer in layers:
-        for path, module in layer.named_modules():
-            above, _, last = path.rpartition(".")
-            if last in ATTENTION_ROLES and any(word in above for word in ATTENTION_WORDS):
-                projections.append(module)
+    projections = [
+        module
+        for layer in layers
+        for path, module in layer.named_modules()
+        if path.rpartition(".")[2] in ATTENTION_ROLES and _in_attention(path)
+    ]
     return projections if len(projections) == len(layers) else []
 
 

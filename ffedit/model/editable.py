@@ -26,7 +26,7 @@ from ffedit.model.discover import ResidualAdd, find_residual_adds
 from ffedit.model.experts import Routed
 from ffedit.model.feed_forward import FeedForward
 from ffedit.model.few_rows import few_rows
-from ffedit.model.hooks import capture, eval_mode, replace_input, skipped, watched
+from ffedit.model.hooks import capture, eval_mode, replace_forward, replace_input, watched
 from ffedit.model.memory import Address, KeyValueMemory, Memories
 from ffedit.model.roles import ATTENTION_ROLES
 from ffedit.model.tokenization import Encoded, encode, special_tokens
@@ -74,8 +74,7 @@ class History:
     edits: dict[str, Any] = field(default_factory=dict)  # what is applied and can be undone, by fingerprint, in order
     # the matrices that these edits changed, as they were before, [d_model, d_ff] in the weights' dtype
     originals: dict[Address, Tensor] = field(default_factory=dict)
-    # what was in the weights before all these and cannot be undone, by fingerprint, in order
-    lasting: dict[str, Any] = field(default_factory=dict)
+    lasting: dict[str, Any] = field(default_factory=dict)  # the permanent edits, older than all these, likewise
 
     @property
     def known(self) -> dict[str, Any]:
@@ -237,8 +236,7 @@ class Editable(Displayed):
             keys = [stack.enter_context(ff.keys()) for ff in self.feed_forward]
             for ff in self.feed_forward:
                 if ff.mixture is not None:
-                    note = partial(routed.__setitem__, ff.layer)
-                    stack.enter_context(ff.mixture.watched(routes=note))
+                    stack.enter_context(ff.mixture.watched(routes=partial(routed.__setitem__, ff.layer)))
             outputs = stack.enter_context(capture(values))
             added = stack.enter_context(
                 capture({i: add.added for i, add in residual_adds.items() if add.added is not values[i]})
@@ -265,14 +263,16 @@ class Editable(Displayed):
         self.stream(ids, seen.append)
         return seen
 
-    @torch.no_grad()
     def read(self, vectors: Tensor) -> Tensor:
         """Read vectors [n, d_model] as logits [n, vocabulary], float32, on the model's own path behind its layers."""
-        states = vectors.to(self.device, storage.fetched(self.unembedding).dtype)[:, None]
-        ids = torch.zeros(len(states), 1, dtype=torch.long, device=self.device)
-        with self.skipping(self.layers, states):
-            logits: Tensor = self.forward(ids).logits
-        return logits[:, 0].float()
+        return self.logits_of(vectors.to(self.device, storage.fetched(self.unembedding).dtype)).float()
+
+    @torch.no_grad()
+    def logits_of(self, states: Tensor) -> Tensor:
+        """Return logits [n, vocabulary] of last-layer outputs [n, d_model]: the model's norm, unembedding, scaling."""
+        with self.skipping(self.layers, states[:, None]):
+            logits: Tensor = self.forward(torch.zeros(len(states), 1, dtype=torch.long)).logits
+        return logits[:, 0]
 
     @cached_property
     def residual_adds(self) -> list[ResidualAdd]:
@@ -295,7 +295,7 @@ class Editable(Displayed):
         returned = (states, *[None] * (self.layer_outputs - 1)) if self.layer_outputs else states
         with ExitStack() as stack:
             for layer in layers:
-                stack.enter_context(skipped(layer, returned))
+                stack.enter_context(replace_forward(layer, lambda *args, **kwargs: returned))
             yield
 
     def without_logits(self) -> AbstractContextManager[None]:
@@ -313,14 +313,14 @@ class Editable(Displayed):
 
     def outputs_of(self, part: str) -> list[nn.Module]:
         """Return the modules whose outputs are those of a part, "feed_forward" or "attention", layer by layer."""
-        if part == "attention":
-            if not self.attention:
-                raise ModelError(
-                    f"{self.name}: the attention's output projection was not recognised (one module called "
-                    f"{'/'.join(ATTENTION_ROLES)} in each layer was expected); trace states or feed-forward outputs"
-                )
-            return self.attention
-        return [layer.module for layer in self.feed_forward]
+        if part == "feed_forward":
+            return [layer.module for layer in self.feed_forward]
+        if not self.attention:
+            raise ModelError(
+                f"{self.name}: the attention's output projection was not recognised (one module called "
+                f"{'/'.join(ATTENTION_ROLES)} in each layer was expected); trace states or feed-forward outputs"
+            )
+        return self.attention
 
     @property
     def ends(self) -> set[int]:

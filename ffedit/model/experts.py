@@ -3,9 +3,9 @@
     FF(x) = Σ_e g_e(x) (V_eᵀ m_e(x) + b_e)         g_e = 0 for an expert that the router did not choose
           = Σ_e W_e k_e + …                        k_e = g_e m_e
 
-With the router's weight inside the key of a fact, k_e = g_e m_e, the layer is one linear associative memory
-[W_1 … W_E] with the key [k_1; …; k_E], and the algebra of a dense layer applies unchanged. Where the router scales an
-expert's *input* (Llama 4), k_e = m_e(g_e x).
+With the router's weight inside the key, the layer is one linear associative memory [W_1 … W_E] with the key
+[k_1; …; k_E], and the algebra of a dense layer applies unchanged. Where the router scales an expert's *input*
+(Llama 4), k_e = m_e(g_e x).
 
 transformers stores the matrices of all experts in one parameter each, [E, ..], and declares the layout on the module
 (`has_gate`, `has_bias`, `is_transposed`, `_apply_gate`); a layout that is not declared is a row of `roles.LAYOUTS`. A
@@ -48,28 +48,24 @@ class Routed(NamedTuple):
 class Experts:
     """Block of experts in fused parameters."""
 
-    module: nn.Module  # the experts (not the block around them, which holds the router)
+    module: Any  # nn.Module of the experts (not the block around them, which holds the router)
 
     def __post_init__(self) -> None:
-        module: Any = self.module
-        if type(module).__name__ in LAYOUTS:
-            return
-        missing = [name for name in DECLARED if not hasattr(module, name)]
-        if missing or getattr(module, "has_post_expert_norm", False):
+        name = type(self.module).__name__
+        missing = [attribute for attribute in DECLARED if not hasattr(self.module, attribute)]
+        if name not in LAYOUTS and (missing or getattr(self.module, "has_post_expert_norm", False)):
             reason = f"without {', '.join(missing)}" if missing else "with a norm after each expert"
             raise ModelError(
-                f"{type(module).__name__} {reason} is not a block of experts that ffedit can read; one that declares "
-                "has_gate, has_bias and is_transposed, as transformers' own do, was expected; use a dense model, or "
-                "declare its layout: from ffedit.model.roles import LAYOUTS, Layout; "
-                f"LAYOUTS[{type(module).__name__!r}] = Layout(...)"
+                f"{name} {reason} is not a block of experts that ffedit can read; one that declares has_gate, has_bias "
+                "and is_transposed, as transformers' own do, was expected; use a dense model, or declare its layout: "
+                f"from ffedit.model.roles import LAYOUTS, Layout; LAYOUTS[{name!r}] = Layout(...)"
             )
 
     @property
     def layout(self) -> Layout:
         """Layout of the matrices."""
-        module: Any = self.module
-        declared = LAYOUTS.get(type(module).__name__)
-        return declared or Layout(module.has_gate, module.has_bias, module.is_transposed)
+        module = self.module
+        return LAYOUTS.get(type(module).__name__) or Layout(module.has_gate, module.has_bias, module.is_transposed)
 
     @property
     def first(self) -> str:
@@ -78,8 +74,7 @@ class Experts:
 
     def __len__(self) -> int:
         """Return the number of experts."""
-        down: Tensor = self.module.down_proj  # type: ignore[assignment]
-        return len(down)
+        return len(self.module.down_proj)
 
     def weights(self, routed: Routed) -> Tensor:
         """Return g [n, E]: the router's weight of every expert, 0 where it was not chosen."""
@@ -135,20 +130,18 @@ class Experts:
 
     def coefficients(self, expert: int, x: Tensor) -> Tensor:
         """Return m_e [.., d_ff] of one expert for its input `x` [.., d_model], without the router's weight."""
-        module: Any = self.module
         matrix, bias = self._first(expert)
         m = x @ matrix.T
         if bias is not None:
             m = m + bias
-        return self.gated(m) if self.layout.gate else module.act_fn(m)
+        return self.gated(m) if self.layout.gate else self.module.act_fn(m)
 
     def gated(self, m: Tensor) -> Tensor:
         """Apply the gate to the outputs of gate and up, [.., 2 d_ff] to [.., d_ff]."""
-        module: Any = self.module
-        if hasattr(module, "_apply_gate"):
-            return module._apply_gate(m)  # type: ignore[no-any-return]
+        if hasattr(self.module, "_apply_gate"):
+            return self.module._apply_gate(m)  # type: ignore[no-any-return]
         gate, up = m.chunk(2, -1)
-        return module.act_fn(gate) * up  # type: ignore[no-any-return]
+        return self.module.act_fn(gate) * up  # type: ignore[no-any-return]
 
     def key(self, expert: int, routed: Routed) -> tuple[Tensor, Tensor]:
         """Return the tokens that went to an expert, [t], and its keys k_e at them, [t, d_ff], in float32 at least."""

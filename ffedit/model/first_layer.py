@@ -3,10 +3,9 @@
     m = f(x Kᵀ + b)                        plain
     m = f(x Gᵀ + b_g) ⊙ (x Uᵀ + b_u)       gated: SwiGLU, GeGLU (Shazeer 2020, arXiv 2002.05202)
 
-Row i of K is what Geva et al. 2021 (arXiv 2012.14913) call the key k_i: x is compared with it, and m_i is the weight of
-the value v_i in the layer's output. f may depend on all coefficients at once, as softmax and SoLU do. Editing never
-needs these rows, so they are searched for on first use: by role, then checked against what the model itself feeds to
-its value matrix.
+Row i of K is the key k_i (`memory`): x is compared with it, and m_i is the weight of the value v_i in the layer's
+output. f may depend on all coefficients at once, as softmax and SoLU do. Editing never needs these rows, so they are
+searched for on first use: by role, then checked against what the model itself feeds to its value matrix.
 """
 
 from __future__ import annotations
@@ -65,13 +64,11 @@ def find(block: nn.Module, value: nn.Module, d_ff: int, name: str) -> KeyRows:
         path = path.rpartition(".")[0]
         holder = block.get_submodule(path)
         for role in KEY_ROLES:
-            first, second = _attribute(holder, role.first), _attribute(holder, role.up) if role.up else None
-            if not _is_linear(first) or (role.up and not _is_linear(second)):
-                continue
-            if all(len(_weight(module)) == d_ff * (1 + role.fused) for module in (first, second) if module is not None):
+            parts = [_attribute(holder, path) for path in (role.first, role.up) if path]
+            if all(_is_linear(part) and len(_weight(part)) == d_ff * (1 + role.fused) for part in parts):
                 called, activation = _activation(holder, name)
-                tensors = partial(_tensors, role, first, second)
-                return KeyRows(role, first, called, tensors, partial(_coefficients, activation, tensors))
+                tensors = partial(_tensors, role.fused, *parts)
+                return KeyRows(role, parts[0], called, tensors, partial(_coefficients, activation, tensors))
     children = ", ".join(path for path, module in block.named_modules() if path and not list(module.children()))
     known = "/".join(role.first + (f"+{role.up}" if role.up else "") for role in KEY_ROLES)
     raise ModelError(
@@ -95,11 +92,11 @@ def check(rows: KeyRows, value: nn.Module, name: str, probe: Callable[[], object
         )
 
 
-def _tensors(role: Role, first: nn.Module, second: nn.Module | None) -> Rows:
+def _tensors(fused: bool, first: nn.Module, second: nn.Module | None = None) -> Rows:
     if second is not None:
         return Rows(_weight(first), _bias(first), _weight(second), _bias(second))
     weight, bias = _weight(first), _bias(first)
-    if not role.fused:
+    if not fused:
         return Rows(weight, bias)
     (gate, up), (gate_bias, up_bias) = weight.chunk(2), (None, None) if bias is None else bias.chunk(2)
     return Rows(gate, gate_bias, up, up_bias)
@@ -135,8 +132,8 @@ def _activation(holder: nn.Module, name: str) -> tuple[str, Callable[[Tensor], T
     raise ModelError(f"{name}: {called} {why}; define it: {REGISTER.format(called)}")
 
 
-def _is_linear(module: nn.Module | None) -> bool:
-    return isinstance(module, nn.Linear | Conv1D) or (module is not None and storage.is_quantised(module))
+def _is_linear(module: Any) -> bool:
+    return isinstance(module, nn.Linear | Conv1D) or storage.is_quantised(module)
 
 
 def _weight(module: nn.Module) -> Tensor:

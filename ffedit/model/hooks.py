@@ -128,11 +128,6 @@ def add_at(module: nn.Module, positions: Tensor, added: Tensor) -> AbstractConte
     return replace_output(module, add)
 
 
-def skipped(module: nn.Module, output: Any) -> AbstractContextManager[None]:
-    """Make `module` return `output` without running."""
-    return replace_forward(module, lambda *args, **kwargs: output)
-
-
 def only_at(module: nn.Module, rows: Tensor, positions: Tensor) -> AbstractContextManager[None]:
     """Run `module`, which acts on each position separately, at the pairs (row, position) only; it gives 0 elsewhere.
 

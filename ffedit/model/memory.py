@@ -3,9 +3,8 @@
     FF(x) = W m        m_i = f(x · k_i)        W = Vᵀ = [v_1 … v_d_ff]
 
 Geva et al. 2021 (arXiv 2012.14913) call the rows of the first matrix *keys* and the rows of V *values*; m are the
-memory coefficients. ROME (Meng et al. 2022, arXiv 2202.05262) reads the same layer as a linear associative memory in
-which m itself is the key k* of a fact and W maps it to the value v* = W k*. An edit changes W, the *value matrix*, and
-needs only to see its input (the key) and its output (the value).
+memory coefficients. ROME (Meng et al. 2022, arXiv 2202.05262) reads the same layer as a linear associative memory: m
+itself is the key k* of a fact, and W, the *value matrix*, which an edit changes, maps it to the value v* = W k*.
 """
 
 from __future__ import annotations
@@ -246,11 +245,11 @@ class KeyValueMemory:
 
 
 def identity(memory: KeyValueMemory) -> dict[str, Any]:
-    """Return what identifies one stored matrix, in another precision too, without loading the model.
+    """Return what identifies one stored matrix, in another precision too, without loading the model: plain JSON.
 
-    That is plain JSON: `parameter` (its name), `saved_as` (its name in files, where that is another), `experts` (how
-    many share the parameter) and `declared` (whether their module says that it is transposed), `transposed`, `shape` as
-    it is stored, and `sample`: up to `SAMPLE` entries at a stride of max(1, entries // SAMPLE) in the stored order.
+    `parameter` is its name, `saved_as` that in files, where it is another; `experts` is how many share the parameter,
+    `declared` whether their module says that it is transposed, `shape` as it is stored, and `sample` up to `SAMPLE`
+    entries at a stride of max(1, entries // SAMPLE) in the stored order.
     """
     weight, declared = memory.stored, bool(getattr(memory.module, "is_transposed", False))
     return {

@@ -9,9 +9,8 @@ back*: each token stands for the characters by which the decoded text grows. Whe
 of the text, it is refused, since a guess would edit the wrong token.
 
 In a chat model the prompt is the user's turn and the answer the beginning of the assistant's, so that a fact is traced,
-edited and measured in the tokens that a user produces. The template writes its special tokens itself, and what stands
-between its last mark and the visible answer. A thought is left out, or empty where the template opens one in any case:
-otherwise no answer would begin with the object. Texts for statistics and drift, and sampled ones, are plain.
+edited and measured in the tokens that a user produces. A thought is left out, or empty where the template opens one in
+any case: otherwise no answer would begin with the object. Texts for statistics and drift, and sampled ones, are plain.
 
 How a plain text begins is asked of the tokenizer (`special_tokens`), whatever its configuration calls BOS: SmolLM2's is
 the mark of a chat's turn, which no text of its training began with.
@@ -42,10 +41,8 @@ UNSPACED = ("CJK", "HIRAGANA", "KATAKANA", "THAI", "LAO", "KHMER", "MYANMAR", "T
 
 # Decoders write this for bytes that are no whole character yet.
 UNFINISHED = "\ufffd"
-# Stands for the prompt when its position in the chat template is looked for.
-MARK = "\ue000\ue001\ue000"
-# Stands for the answer there.
-ANSWER = "\ue000\ue002\ue000"
+# Stand for the prompt and the answer when their positions in the chat template are looked for.
+MARK, ANSWER = "\ue000\ue001\ue000", "\ue000\ue002\ue000"
 # What a generation prompt ends with where it opens a thought.
 THOUGHT = re.compile(r"<(?P<name>[\w:]+)>(?P<lines>\n*)\Z")
 # Text that any vocabulary has a token for, if only the unknown one.
@@ -145,7 +142,7 @@ def encode(
         raise FactError(f"{text!r} is not valid Unicode text (a lone surrogate)") from error
     # A template writes its special tokens itself.
     ids, offsets = tokenised(tokenizer, text, special=not chat)
-    while ids and offsets[-1][0] == offsets[-1][1] and ids[-1] in tokenizer.all_special_ids and len(ids) > 1:
+    while len(ids) > 1 and offsets[-1][0] == offsets[-1][1] and ids[-1] in tokenizer.all_special_ids:
         ids.pop()  # some tokenizers end a text with an EOS
         offsets.pop()
     if not ids:
@@ -154,7 +151,7 @@ def encode(
         raise FactError(
             f"prompt of {len(ids)} tokens, but the model reads at most {max_tokens}: {text[:40]!r}…; shorten it"
         )
-    subject, unknown = None, tokenizer.unk_token_id
+    subject, unknown = None, tokenizer.unk_token_id  # None, which is no id, where every text is known
     name, ends = "", tuple[int, ...]()
     if span is not None:
         name = text[slice(*span)]
@@ -163,14 +160,14 @@ def encode(
             raise FactError(f"the subject {name!r} gives no token in {text!r}")
         subject = inside[0], inside[-1] + 1
         ends = tuple(min(offsets[i][1], span[1]) - span[0] for i in range(*subject))
-        if unknown is not None and unknown in ids[slice(*subject)]:
+        if unknown in ids[slice(*subject)]:
             raise FactError(f"the subject {name!r} contains characters that the model's tokenizer does not know")
     start = len(ids)
     if answer:
         start = next((i for i, (a, b) in enumerate(offsets) if b > max(edge, a)), len(ids))
         if start == len(ids):
             raise FactError(f"the answer {answer!r} gives no token after {prompt!r}; use other words")
-        if unknown is not None and unknown in ids[start:]:
+        if unknown in ids[start:]:
             raise FactError(f"the answer {answer!r} contains characters that the model's tokenizer does not know")
         if start == 0:
             raise FactError(f"no token stands before the answer {answer!r} in {text!r}; a longer prompt is needed")

@@ -13,8 +13,7 @@ from ffedit.errors import ModelError
 from ffedit.inference import contexts
 from ffedit.inference.contexts import Context, passes
 from ffedit.inference.generation import continuations, continue_from, until
-from ffedit.inference.past import inputs_after
-from ffedit.inference.replay import logits_at
+from ffedit.inference.replay import inputs_after, logits_at
 from ffedit.model.editable import Editable
 
 NO_MEMORY = ModelError("no memory")

@@ -10,9 +10,9 @@ import zoo
 from torch import Tensor
 
 from ffedit.inference import replay
-from ffedit.inference.past import Past, Prefix
+from ffedit.inference.replay import Past, Prefix
 from ffedit.model.editable import Editable
-from ffedit.model.hooks import capture, replace_output, skipped
+from ffedit.model.hooks import capture, replace_output
 from ffedit.model.tokenization import pad
 
 ROWS = ([3, 14, 15, 9, 26, 53, 58], [27, 18, 28], [31, 41, 59, 26, 5])
@@ -141,7 +141,7 @@ def test_final_states_unembedded_together_give_the_logits(family: str, resumable
         for at in (None, read):
             leaving = replay.run_layers(editable, recording, range(layer, zoo.DEPTH), states, rows, start, at)
             final = leaving[read[:, 0], read[:, 1] - start]
-            assert close(replay.logits_of(editable, final), expected[rows[read[:, 0]], read[:, 1]])
+            assert close(editable.logits_of(final), expected[rows[read[:, 0]], read[:, 1]])
         for stop in range(layer, zoo.DEPTH):
             leaving = replay.run_layers(editable, recording, range(layer, stop), states, rows, start)
             assert close(leaving[0], recording.states[stop][0, start:])
@@ -164,7 +164,7 @@ def test_what_is_read_twice_counts_once_in_gradients() -> None:
 @pytest.mark.parametrize("family", ["gpt2", "llama"])
 def test_a_skipped_layer_is_restored_even_when_the_block_raises(family: str) -> None:
     editable = zoo.shared(family)
-    with pytest.raises(KeyError), skipped(editable.layers[0], torch.zeros(1)):
+    with pytest.raises(KeyError), editable.skipping(editable.layers[:1], torch.zeros(1)):
         raise KeyError
     assert "forward" not in editable.layers[0].__dict__
 

@@ -13,7 +13,6 @@ from accelerate import cpu_offload
 from torch import Tensor
 
 from ffedit.errors import ModelError
-from ffedit.inference import replay
 from ffedit.loading.verify import find_and_verify
 from ffedit.model.editable import Editable, Seen
 from ffedit.model.hooks import capture, replace_output
@@ -137,7 +136,7 @@ def test_the_last_state_reads_as_the_models_logits(family: str) -> None:
 @pytest.mark.parametrize("family", zoo.FAMILIES)
 def test_a_decoder_reads_as_reruns_do(family: str) -> None:
     editable, states = found(family), torch.randn(7, zoo.WIDTH)
-    assert torch.equal(editable.read(states), replay.logits_of(editable, states))
+    assert torch.equal(editable.read(states), editable.logits_of(states))
 
 
 def test_offloaded_weights_give_the_same() -> None:
