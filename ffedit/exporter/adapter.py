@@ -1,14 +1,13 @@
 """An edit without its base: as a LoRA adapter, or as plain Δ.
 
-A low-rank edit already has the form Δ = B A. The adapter's folder is PEFT's (arXiv 2106.09685), so that anything that
-loads LoRA adapters can put the edit on the base, even on a quantised one. Each layer has its own rank, alpha equals the
-rank (scale 1), and modules are named by their full paths: `c_proj` alone would also match GPT-2's attention.
+A low-rank edit already has the form Δ = B A. The adapter's folder is PEFT's (arXiv 2106.09685). Each layer has its own
+rank, alpha equals the rank (scale 1), and modules are named by their full paths: `c_proj` alone would also match
+GPT-2's attention.
 
 Experts that share one parameter also share one pair of factors: the rows of A [E r, d_ff] are ordered expert by
-expert, and the columns of B [d_model, r E] cycle through the experts. All experts have the same rank; those that were
-not edited hold zeros. In a mixture everything is named by its parameter, dense layers and shared experts too: there
-PEFT takes a module called `down_proj` for the older layout's experts, and for those of all layers. PEFT reads
-parameter names only on a base that is not quantised.
+expert, and the columns of B [d_model, r E] cycle through the experts; those that were not edited hold zeros. In a
+mixture everything is named by its parameter, which PEFT reads only on a base that is not quantised: it takes a module
+called `down_proj` for the older layout's experts, and for those of all layers.
 
 Plain Δ is for use without ffedit or PEFT: one file with the matrix to add to each parameter.
 """
@@ -147,7 +146,7 @@ def write_delta(folder: Path, base: str, edit: Edit) -> None:
     for address, update in edit.updates.items():
         about = identity_in(edit, address)
         name, transposed = about["parameter"], about["transposed"]
-        shape = (update.shape[1], update.shape[0]) if transposed else update.shape
+        shape = update.shape[::-1] if transposed else update.shape
         matrices[name] = (torch.float32, shape, delta_blocks(update, transposed))
         parameters[name] = {"layer": address.layer, "shape": list(shape), "norm": update.norm()}
     write(folder / DELTAS, matrices)
@@ -164,7 +163,7 @@ def write_delta(folder: Path, base: str, edit: Edit) -> None:
 
 def delta_blocks(update: Update, transposed: bool) -> Iterator[Tensor]:
     """Yield Δ in its stored orientation, float32, a block of rows at a time."""
-    rows, columns = reversed(update.shape) if transposed else update.shape
+    rows, columns = update.shape[::-1] if transposed else update.shape
     for first, last in row_blocks(rows, columns):
         yield rows_of(update, first, last, transposed).float()
 

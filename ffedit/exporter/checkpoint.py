@@ -1,15 +1,14 @@
 """A checkpoint with an edit: made from the files of its base, or from a model in memory.
 
-A rewritten matrix is W rounded once after each update, W ← round(W + Δ), in the order in which the updates were made:
-bit for bit the matrix that the model in memory has after the same edits. An export rewrites the base's own matrices; an
-exact undo rewrites the originals with the remaining edits.
+A rewritten matrix is W ← round(W + Δ) for each update in order, bit for bit the matrix that the model in memory has
+after the same edits. An export rewrites the base's own matrices; an exact undo rewrites the originals with the
+remaining edits.
 
-A shard in which nothing changes becomes a hard link, which takes no space and no time. A shard in which a matrix
-changes is copied first and then overwritten at that matrix's bytes, a block of rows at a time: memory use does not grow
-with the model.
+A shard in which nothing changes becomes a hard link, which takes no space and no time. Another is copied, then
+overwritten at the bytes of its changed matrices, a block of rows at a time: memory use does not grow with the model.
 
-A model whose weights are not on disk (given as model and tokenizer, or changed after loading), or in a GGUF file, is
-written by `save_pretrained`, rounded to the precision of the checkpoint that it came from.
+A model whose weights are not on disk (given as a pair, changed after loading), or in a GGUF file, is written by
+`save_pretrained`, rounded to the precision of the checkpoint that it came from.
 """
 
 from __future__ import annotations
@@ -71,6 +70,12 @@ class Rewrite:
                 block = rounded(double(block) + rows_of(update, first, last, self.transposed), self.source.dtype)
             yield block
 
+    def gives(self, stored: Stored) -> bool:
+        """Return True if the new matrix is the stored one, bit for bit."""
+        if (self.source.kind, self.source.shape) != (stored.kind, stored.shape):
+            return False
+        return all(torch.equal(a, b) for a, b in zip(self.blocks(), stored.blocks(), strict=True))
+
 
 Plan: TypeAlias = "dict[str, Rewrite]"  # by name in the files
 
@@ -92,14 +97,12 @@ def export_plan(tensors: Mapping[str, Stored], edit: Edit) -> Plan:
     for address, update in edit.updates.items():
         about = identity_in(edit, address)
         parameter, transposed = about["parameter"], bool(about["transposed"])
-        shape = tuple(reversed(update.shape)) if transposed else update.shape
+        shape = update.shape[::-1] if transposed else update.shape
         name = file_name(tensors, parameter, about.get("saved_as", "")) or _by_numbers(tensors, edit, address, shape)
         if name is None or tensors[name].shape != shape:
-            seen = (
-                "which the base does not have" if name is None else f"which is {list(tensors[name].shape)} in the base"
-            )
+            seen = "the base does not have" if name is None else f"is {list(tensors[name].shape)} in the base"
             raise EditError(
-                f"the edit changes {parameter} {list(shape)}, {seen}; give the base on which it was computed"
+                f"the edit changes {parameter} {list(shape)}, which {seen}; give the base on which it was computed"
             )
         plan[name] = Rewrite(tensors[name], (update,), transposed, parameter, address)
     return plan
@@ -149,8 +152,8 @@ def identity_in(edit: Edit, address: Address) -> Mapping[str, Any]:
 def is_of_edited_base(edit: Edit, tensors: Mapping[str, Stored], originals: Mapping[str, Stored], base: str) -> bool:
     """Return True if an edit was computed on the base with its earlier edits, False if on the base before them.
 
-    A sample of each matrix is compared, which must agree within the coarser rounding; `originals` are those that
-    earlier edits changed, as they were before. Raises EditError where the edit was computed on neither.
+    Samples of the matrices tell (`is_like`); `originals` are those that earlier edits changed, as they were before.
+    Raises EditError where the edit was computed on neither.
     """
     plan = export_plan(tensors, edit)
 
@@ -258,7 +261,6 @@ def write_from_memory(editable: Editable, edit: Edit, folder: Path) -> tuple[tup
 
 
 def _save(editable: Editable, folder: Path) -> None:
-    """Write the current weights, config and tokenizer of the model."""
     dtype = next(iter(editable.memories.values())).saved_dtype
     # Tied weights must stay one tensor to be written once.
     cast: dict[int, Tensor] = {}
@@ -302,10 +304,10 @@ def digest(weight: Tensor, dtype: torch.dtype) -> str:
 
 
 def is_on_disk(editable: Editable, folder: Path) -> bool:
-    """Check whether a folder holds the model's weights, which may be computed with in another precision.
+    """Check by samples of all parameters, in the model's precision, whether a folder holds the model's weights.
 
-    A sample of every parameter is compared, in the model's precision. The result is False for a model that was edited
-    in place or trained further, and for one whose edits are rounded to another precision than the folder's.
+    It does not hold those of a model that was edited in place or trained further, or whose edits are rounded to another
+    precision than the folder's.
     """
     tensors, model = contents(folder), editable.model
     if not all(_is_stored(model, fetched_from(model, name), tensors, name) for name, _ in parameters(model)):

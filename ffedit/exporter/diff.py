@@ -1,11 +1,9 @@
 """The differences between two checkpoints, tensor by tensor, without either model in memory.
 
-Files are read one tensor at a time. A changed matrix is split into rounding noise and a low-rank change above it
-(`ffedit.algebra.rounding`): an edit shows as a change of low rank, fine-tuning as one of high rank.
-
-A low-rank change of value matrices is an edit again: `edit_from_diff` makes one, which can be applied, undone, exported
-for other precisions or as an adapter. If the second checkpoint stores its own edits, their facts are included. Keys and
-values are not in the weights, so such an edit can be added but not solved again.
+A changed matrix is split into rounding noise and a low-rank change above it (`ffedit.algebra.rounding`): an edit shows
+as a change of low rank, fine-tuning as one of high rank. A low-rank change of value matrices is an edit again
+(`edit_from_diff`), with the facts of the edits that the second checkpoint stores. Keys and values are not in the
+weights, so such an edit can be added but not solved again.
 """
 
 from __future__ import annotations
@@ -126,16 +124,8 @@ def diff(base: str | Path, edited: str | Path, *, rank: int | None = None, progr
         else:  # the bytes differ in the sign of zeros only
             same += 1
     progress("comparing", len(shared), len(shared))
-    return Diff(
-        str(base),
-        str(edited),
-        tuple(changes),
-        tuple(sorted(ours.keys() - theirs.keys())),
-        tuple(sorted(theirs.keys() - ours.keys())),
-        tuple(reshaped),
-        tuple(retyped),
-        same,
-    )
+    missing, added = (tuple(sorted(one.keys() - other.keys())) for one, other in ((ours, theirs), (theirs, ours)))
+    return Diff(str(base), str(edited), tuple(changes), missing, added, tuple(reshaped), tuple(retyped), same)
 
 
 def _folder(name: str | Path, progress: Progress) -> Path:

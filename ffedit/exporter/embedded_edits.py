@@ -1,9 +1,8 @@
 """The edits in a checkpoint and the matrices before them: `ffedit_edits/000`, `001`, … and `originals.safetensors`.
 
 W + Δ − Δ is not W in floating point. So a checkpoint stores its edits in order of application and each matrix that
-they changed as it was before the oldest of them. An edit is undone by adding the remaining ones to the originals: in
-whatever order edits are undone, the result is bit for bit the checkpoint without them, and with all of them undone it
-is the base. Δ is subtracted only on request.
+they changed as it was before the oldest of them. An edit is undone by adding the remaining ones to the originals: the
+result is bit for bit the checkpoint without it. Δ is subtracted only on request.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from ffedit.algebra.low_rank import Dense, LowRank, Update
 from ffedit.editor.edit import Edit
 from ffedit.editor.edit_files import EDITS, embedded
 from ffedit.errors import EditError
-from ffedit.exporter.checkpoint import Plan, Rewrite, export_plan, file_name
+from ffedit.exporter.checkpoint import Plan, export_plan, file_name
 from ffedit.files.seal import check
 from ffedit.files.tensor_ranges import Matrix, Stored, contents, read_header, write
 from ffedit.loading.load import Source, cached_folder, load_model
@@ -69,11 +68,8 @@ def load_with_edits(name_or_path: Source, **options: Any) -> Editable:
     if folder and (edits := history(folder)):
         by_name = {edit.fingerprint(): edit for edit in edits}
         originals = _load_originals(editable, edits, read_originals(folder))
-        if originals is None:
-            editable.history = History(lasting=by_name)
-        else:
-            # Not the base of the oldest edit, which may hold an edit undone since, or be in another precision.
-            editable.history = History("", by_name, originals)
+        # Not the base of the oldest edit, which may hold an edit undone since, or be in another precision.
+        editable.history = History(lasting=by_name) if originals is None else History("", by_name, originals)
     return editable
 
 
@@ -106,14 +102,14 @@ class UndoPlan(NamedTuple):
     exact: bool  # the result is bit for bit what it would be without the edit
 
 
-def plan_undo(folder: Path, which: int | str | None = None, inexact: bool = False) -> UndoPlan:
-    """Plan the undoing of one edit of a checkpoint; arguments and errors are those of `exporting.undo`."""
+def plan_undo(folder: Path, which: str | None = None, inexact: bool = False) -> UndoPlan:
+    """Plan the undoing of one edit of a checkpoint; `which` and errors are those of `exporting.undo`."""
     edits = history(folder)
     if not edits:
         raise EditError(
             f"{folder}: no edits in it, so there is nothing to undo; a checkpoint of `ffedit export` was expected"
         )
-    number = len(edits) - 1 if which is None else _index_of(str(which), edits, folder)
+    number = len(edits) - 1 if which is None else _index_of(which, edits, folder)
     edit, tensors, originals = edits[number], contents(folder), read_originals(folder)
     added = [export_plan(tensors, other) for other in edits]
 
@@ -124,7 +120,7 @@ def plan_undo(folder: Path, which: int | str | None = None, inexact: bool = Fals
     plan, subtracted = {}, set()
     for name, change in added[number].items():
         source, (delta,) = originals.get(name), change.updates
-        if source is not None and _leads_to(replace(change, source=source, updates=updates(name)), tensors[name]):
+        if source is not None and replace(change, source=source, updates=updates(name)).gives(tensors[name]):
             plan[name] = replace(change, source=source, updates=updates(name, without=number))
         elif inexact:
             minus = LowRank(-delta.left, delta.right) if isinstance(delta, LowRank) else Dense(-delta.matrix)
@@ -139,13 +135,6 @@ def plan_undo(folder: Path, which: int | str | None = None, inexact: bool = Fals
     needed = {name for i, change in enumerate(added) if i != number for name in change} - subtracted
     still = {name: originals[name] for name in originals if name in needed}
     return UndoPlan(tensors, edit, edits[:number] + edits[number + 1 :], plan, still, exact=not subtracted)
-
-
-def _leads_to(rewrite: Rewrite, stored: Stored) -> bool:
-    """Check whether an original plus all updates gives the stored matrix, bit for bit."""
-    if (rewrite.source.kind, rewrite.source.shape) != (stored.kind, stored.shape):
-        return False
-    return all(torch.equal(a, b) for a, b in zip(rewrite.blocks(), stored.blocks(), strict=True))
 
 
 def _index_of(which: str, edits: Sequence[Edit], folder: Path) -> int:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import importlib.util
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, NamedTuple, TypeAlias, get_args
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import huggingface_hub
 import torch
 
+from ffedit.algebra.low_rank import Dense
 from ffedit.editor.edit import Edit, check_edit, refuse_shared
 from ffedit.editor.edit_files import EDITS
 from ffedit.errors import EditError, ModelError, brief, choices
@@ -26,7 +27,7 @@ from ffedit.exporter.checkpoint import (
     write_from_memory,
 )
 from ffedit.exporter.embedded_edits import embed, history, load_with_edits, plan_undo, read_originals
-from ffedit.exporter.gguf import Packed, as_packed, pack, source_file, write_gguf
+from ffedit.exporter.gguf import Packed, pack, source_file, write_gguf
 from ffedit.exporter.model_card import adapter_card, delta_card, model_card, origin_of, undone_card
 from ffedit.exporter.subprocess_check import Checked, Task, Verify, check_fresh, check_how
 from ffedit.files.atomic import behind_links, check_free, make_folder, written
@@ -46,7 +47,6 @@ from ffedit.model.editable import Editable
 from ffedit.model.memory import identity
 from ffedit.notebook import Displayed
 
-COMMIT = "Written by ffedit"
 Format: TypeAlias = Literal["checkpoint", "adapter", "delta", "gguf"]
 FORMATS: tuple[Format, ...] = get_args(Format)
 
@@ -148,8 +148,16 @@ def export_with(
     if format == "checkpoint" and base.editable is not None:
         for address in edit.updates:
             base.editable.memories[address].check_writable()
-    if verify == "logits":
-        _check_comparable(base, format)
+    if verify == "logits" and base.folder is None and format != "checkpoint":
+        raise EditError(
+            f"{base.name} on disk differs from the model in memory (edited, quantised, or given as a pair), so no "
+            f"other process can compare logits with its {format}; export a checkpoint, or verify only tensors"
+        )
+    if verify == "logits" and format == "adapter" and importlib.util.find_spec("peft") is None:
+        raise EditError(
+            "PEFT is not installed, so logits with the adapter cannot be compared; install it "
+            "(pip install 'ffedit[peft]'), or verify only tensors"
+        )
     folder = make_folder(placing, Path(out), force)
     with named_errors(Path(out)):
         moved = _write(base, folder, format, originals)
@@ -160,8 +168,7 @@ def export_with(
             with base.edit.applied(base.editable):
                 save_expected(base.editable, expected)
             task = replace(task, kind="memory", base=str(expected))
-        checked = check_fresh(task)
-    return Exported(Path(out), moved, checked, edit)
+        return Exported(Path(out), moved, check_fresh(task), edit)
 
 
 def _export_gguf(placing: Placing, base: Base, out: Path, format: Format, verify: Verify) -> Exported:
@@ -204,7 +211,7 @@ def _write(base: Base, folder: Path, format: Format, with_originals: bool) -> Mo
     originals: dict[str, Matrix] = {}
     if format == "adapter":
         write_adapter(folder, origin.name, base.edit, base.revision, base.is_mixture)
-        card = adapter_card(origin, base.edit, base.loader)
+        card = adapter_card(origin, base.edit, decoder_classes(base.config)[0].__name__)
     elif format == "delta":
         write_delta(folder, origin.name, base.edit)
         card = delta_card(origin, base.edit)
@@ -235,9 +242,14 @@ def write_checkpoint(base: Base, folder: Path) -> tuple[Moved | None, tuple[Edit
 
 
 def packed_edit(editable: Editable, edit: Edit) -> Edit:
-    """Return an edit as a GGUF file would hold it, to be measured before it is exported (errors as of `export`)."""
+    """Return an edit as a GGUF file would hold it, to be measured before it is exported (errors as of `export`).
+
+    In it W' − W is in place of Δ, and the types of the tensors are in the provenance.
+    """
     base = find_base(editable, edit)
-    return as_packed(edit, pack(source_file(base.name, base.editable), base.edit))
+    packed = pack(source_file(base.name, base.editable), base.edit)
+    changes = {at: Dense(matrix.change) for at, matrix in packed.items()}
+    return replace(edit, updates=changes).noted(gguf=[matrix.to_dict() for matrix in packed.values()])
 
 
 def undo(
@@ -275,17 +287,16 @@ def undo(
     check_how(verify)
     check_free(Path(out), force)
     base = local_folder(checkpoint, revision)
-    undoing = plan_undo(base, edit, inexact)
+    which = None if edit is None else str(edit)
+    undoing = plan_undo(base, which, inexact)
     with written(Path(out), force) as folder:
         moved = rewrite(base, undoing.tensors, undoing.plan, folder)
         embed(folder, undoing.left, {name: stored.matrix() for name, stored in undoing.originals.items()})
         origin = origin_of(str(checkpoint), base, undoing.edit.provenance.get("source"))
         card = undone_card(origin, undoing.edit, undoing.left, undoing.exact)
         (folder / "README.md").write_text(card, encoding="utf-8")
-        which = None if edit is None else str(edit)
-        checked = check_fresh(
-            Task("undo", str(folder), str(base.absolute()), verify, True, which, inexact, trust_remote_code)
-        )
+        task = Task("undo", str(folder), str(base.absolute()), verify, True, which, inexact, trust_remote_code)
+        checked = check_fresh(task)
     return Exported(Path(out), moved, checked, undoing.edit, undoing.exact)
 
 
@@ -299,12 +310,11 @@ def push(path: Path, name: str) -> str:
     """
     try:
         repository = huggingface_hub.create_repo(name, exist_ok=True)
+        how: dict[str, Any] = {"repo_id": repository.repo_id, "commit_message": "Written by ffedit"}
         if path.is_file():
-            huggingface_hub.upload_file(
-                repo_id=repository.repo_id, path_or_fileobj=path, path_in_repo=path.name, commit_message=COMMIT
-            )
+            huggingface_hub.upload_file(path_or_fileobj=path, path_in_repo=path.name, **how)
         else:
-            huggingface_hub.upload_folder(repo_id=repository.repo_id, folder_path=path, commit_message=COMMIT)
+            huggingface_hub.upload_folder(folder_path=path, **how)
     except (OSError, ValueError) as error:  # all that the hub raises are these
         raise EditError(
             f"{name}: not pushed ({brief(error)}); {path} stands, `hf upload {name} {path}` tries again"
@@ -318,24 +328,10 @@ class Base(NamedTuple):
     name: str
     edit: Edit
     folder: Path | None  # None: the weights are in memory only
+    config: Any
+    is_mixture: bool  # some of its layers have experts
     editable: Editable | None = None
     revision: str | None = None
-
-    @property
-    def loader(self) -> str:
-        """Name of the transformers class that loads it."""
-        if self.editable is not None:
-            return str(decoder_classes(self.editable.model.config)[0].__name__)
-        assert self.folder is not None
-        return str(decoder_classes(written_config(self.folder))[0].__name__)
-
-    @property
-    def is_mixture(self) -> bool:
-        """True if some of its layers have experts."""
-        if self.editable is not None:
-            return any(layer.mixture is not None for layer in self.editable.feed_forward)
-        assert self.folder is not None
-        return any(".experts." in name for name in contents(self.folder))
 
 
 def find_base(model: Editable | str | Path, edit: Edit, revision: str | None = None, files: bool = False) -> Base:
@@ -347,15 +343,19 @@ def find_base(model: Editable | str | Path, edit: Edit, revision: str | None = N
     if isinstance(model, Editable):
         edit.check(model)
         folder = stored_folder(model, convert=files)
-        if folder is not None and not _holds(folder, model):
-            folder = None
+        if folder is not None:
+            held = [other.fingerprint() for other in history(folder)]  # a small edit may change no number of a sample
+            if held != list(model.history.known) or not is_on_disk(model, folder):
+                folder = None
         if "matrices" not in edit.provenance:
             edit = edit.noted(matrices={str(at): identity(model.memories[at]) for at in edit.updates})
-        return Base(model.name, edit, folder, model)
+        is_mixture = any(layer.mixture is not None for layer in model.feed_forward)
+        return Base(model.name, edit, folder, model.model.config, is_mixture, model)
     if not files and gguf_file(str(model)) is not None and edit.computed_in in (torch.float32, torch.bfloat16):
         return find_base(load_with_edits(model, device="cpu", dtype=edit.computed_in, revision=revision), edit)
     folder = local_folder(model, revision)
-    if quantisation(written_config(folder)):
+    config = written_config(folder)
+    if quantisation(config):
         # Its files are not rewritten; transformers may unpack them to 16 bits (FP8, MXFP4).
         return find_base(load_with_edits(model, revision=revision), edit)
     earlier = history(folder)
@@ -364,24 +364,5 @@ def find_base(model: Editable | str | Path, edit: Edit, revision: str | None = N
     tensors = contents(folder)
     if not is_of_edited_base(edit, tensors, read_originals(folder), str(model)):
         refuse_shared([fact for other in earlier for fact in other.facts], edit.facts)
-    return Base(str(model), named_as_in(tensors, edit), folder, revision=revision)
-
-
-def _holds(folder: Path, editable: Editable) -> bool:
-    """Check whether a folder holds the model's weights and its edits: a small edit may change no number of a sample."""
-    held = [edit.fingerprint() for edit in history(folder)]
-    return held == list(editable.history.known) and is_on_disk(editable, folder)
-
-
-def _check_comparable(base: Base, format: Format) -> None:
-    """Check that logits can be compared: the base is on disk, and PEFT installed for an adapter."""
-    if base.folder is None and format != "checkpoint":
-        raise EditError(
-            f"{base.name} on disk differs from the model in memory (edited, quantised, or given as a pair), so no "
-            f"other process can compare logits with its {format}; export a checkpoint, or verify only tensors"
-        )
-    if format == "adapter" and importlib.util.find_spec("peft") is None:
-        raise EditError(
-            "PEFT is not installed, so logits with the adapter cannot be compared; install it "
-            "(pip install 'ffedit[peft]'), or verify only tensors"
-        )
+    is_mixture = any(".experts." in name for name in tensors)
+    return Base(str(model), named_as_in(tensors, edit), folder, config, is_mixture, revision=revision)

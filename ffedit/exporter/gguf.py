@@ -1,13 +1,12 @@
 """An edit in the GGUF file that its base was loaded from: the same file, with the changed value matrices packed anew.
 
 In a GGUF file layer l's value matrix is `blk.l.ffn_down.weight` [d_model, d_ff], whatever its orientation in
-transformers; that its numbers are those of the edit's base is checked in a sample. W + Δ is packed in the type that W
-had. In few bits, Δ is often smaller than a step of the grid that W lies on, and rounds back to W: where more than
-`MOST_LOST` of the change at the edit's keys is lost, or `gguf` cannot pack the type (K- and I-quants), the matrix is
-stored as Q8_0, or else F16. Files of several types are ordinary in llama.cpp, and one matrix is a small part of a file.
+transformers. W + Δ is packed in the type that W had. In few bits, Δ is often smaller than a step of the grid that W
+lies on, and rounds back to W: where more than `MOST_LOST` of the change at the edit's keys is lost, or `gguf` cannot
+pack the type (K- and I-quants), the matrix is stored as Q8_0, or else F16.
 
 The header stays as it is, but for types and offsets of the tensors and the entry `ffedit.edits`, which says what was
-written. All other tensors are copied byte for byte, a few MiB at a time.
+written. All other tensors are copied byte for byte.
 
 Or a LoRA adapter as llama.cpp loads it beside the base's file: α, and B and A of each matrix, which are added as
 (α / rank) B A. α is the largest rank of all, so that the factors of a smaller rank r are multiplied by r / α.
@@ -18,7 +17,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,7 @@ import torch
 from torch import Tensor
 
 from ffedit.algebra.linalg import double
-from ffedit.algebra.low_rank import Dense, LowRank, Update
+from ffedit.algebra.low_rank import LowRank, Update
 from ffedit.algebra.rounding import rounded
 from ffedit.editor.edit import Edit
 from ffedit.errors import EditError, brief
@@ -143,15 +142,9 @@ def _unpacked(data: Any, kind: Any) -> Tensor:
     return torch.from_numpy(gguf.dequantize(data, kind).copy())
 
 
-def as_packed(edit: Edit, packed: Mapping[Address, Packed]) -> Edit:
-    """Return the edit as its file holds it: W' − W in place of Δ, with the types in the provenance."""
-    changes = {at: Dense(matrix.change) for at, matrix in packed.items()}
-    return replace(edit, updates=changes).noted(gguf=[matrix.to_dict() for matrix in packed.values()])
-
-
 def write_gguf(file: Path, target: Path, edit: Edit, packed: Mapping[Address, Packed]) -> Moved:
     """Write `target`: the file with the packed matrices in place of its own, and `edit` added to `ffedit.edits`."""
-    reader, moved = open_gguf(file), Moved()
+    reader = open_gguf(file)
     changed = {matrix.name: matrix for matrix in packed.values()}
     tensors = sorted(reader.tensors, key=lambda tensor: tensor.data_offset)
     offsets, end = {}, 0
@@ -177,14 +170,12 @@ def write_gguf(file: Path, target: Path, edit: Edit, packed: Mapping[Address, Pa
         new.write(header + b"\0" * (-len(header) % reader.alignment))
         for tensor in tensors:
             if tensor.name in changed:
-                new.write(data := changed[tensor.name].data.tobytes())
-                moved.rewritten += len(data)
+                new.write(changed[tensor.name].data.tobytes())
             else:
                 for chunk in Stored(file, tensor.data_offset, tensor.n_bytes, "", ()).chunks():
                     new.write(chunk)
             new.write(b"\0" * (-new.tell() % reader.alignment))
-    moved.copied = file.stat().st_size
-    return moved
+    return Moved(copied=file.stat().st_size, rewritten=sum(matrix.data.nbytes for matrix in packed.values()))
 
 
 def write_adapter(file: Path, target: Path, edit: Edit) -> None:

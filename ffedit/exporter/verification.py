@@ -1,8 +1,8 @@
 """`python -m ffedit.exporter.verification < TASK`: check in a fresh process that the files hold what was intended.
 
 Everything is computed again from the files on disk: the changed matrices from the base and the edit, block by block;
-all others are compared with the base's bytes. If the model fits in memory, logits are compared too: those of the
-folder loaded by transformers, and those of the base with the edit written into it.
+all others are compared with the base's bytes. If the model fits in memory, so are the logits of the folder loaded by
+transformers with those of the base with the edit written into it.
 """
 
 from __future__ import annotations
@@ -89,11 +89,9 @@ def compare(task: Task, before: Mapping[str, Stored], plan: Plan) -> Checked:
     if odd := sorted(before.keys() ^ after.keys()):
         raise CheckError(f"{odd[0]} is in only one of the base and the export")
     for name, old in before.items():
-        if name not in plan:
-            if not old.same_bytes(after[name]):
-                raise CheckError(f"{name} is not the base's, and no edit changes it")
-            continue
-        if not all(torch.equal(a, b) for a, b in zip(plan[name].blocks(), after[name].blocks(), strict=True)):
+        if name not in plan and not old.same_bytes(after[name]):
+            raise CheckError(f"{name} is not the base's, and no edit changes it")
+        if name in plan and not plan[name].gives(after[name]):
             raise CheckError(f"{name} is not the base's with the edit added")
     opens(task)
     if not fits(task, before):
@@ -122,7 +120,7 @@ def fits(task: Task, tensors: Mapping[str, Stored]) -> bool:
 
 
 def has_room(task: Task, size: int) -> bool:
-    """Return what `fits` does, for weights of `size` bytes."""
+    """Decide what `fits` does, for weights of `size` bytes."""
     return task.verify == "logits" or (task.verify == "auto" and size < psutil.virtual_memory().available / 2)
 
 
@@ -182,25 +180,25 @@ def check_memory(task: Task) -> Checked:
         about, ids, expected = file.metadata(), file.get_tensor("ids"), file.get_tensor("logits")
     opens(task)
     hashes, stored = json.loads(about["hashes"]), contents(Path(task.folder))
+
+    def check_hash(name: str, weight: Tensor) -> None:
+        if digest(weight, getattr(torch, about["saved"])) != hashes[name]:
+            raise CheckError(f"{name} is not what is in memory")
+
     if not fits(task, stored):
         both = hashes.keys() & stored.keys()
         for name in both:
             with safe_open(stored[name].file, framework="pt") as file:
-                _check_hash(name, file.get_tensor(name), about, hashes)
+                check_hash(name, file.get_tensor(name))
         return Checked(len(both), False)
     # Casting after loading would cast buffers too, but rotary angles are float32 in a 16-bit model.
     model = load(task.folder, task, getattr(torch, about["dtype"]))
     weights = model.state_dict()
     for name in hashes.keys() & weights.keys():
-        _check_hash(name, weights[name], about, hashes)
+        check_hash(name, weights[name])
     model.to(about["device"])
     _check_logits(expected, logits_of(model, ids.to(about["device"])).cpu())
     return Checked(len(hashes), True)
-
-
-def _check_hash(name: str, weight: Tensor, about: Mapping[str, str], hashes: Mapping[str, str]) -> None:
-    if digest(weight, getattr(torch, about["saved"])) != hashes[name]:
-        raise CheckError(f"{name} is not what is in memory")
 
 
 # Adapters and deltas ------------------------------------------------------------------------------
@@ -299,7 +297,6 @@ def check_gguf(task: Task) -> Checked:
 
 
 def _model_of(file: Path, reader: Any, dtype: torch.dtype) -> Any:
-    """Return the model of a GGUF file."""
     config, _ = config_and_tokenizer(str(file), file, reader, file)
     return unpacked_model(str(file), file, reader, file, config, dtype, silent).eval()
 

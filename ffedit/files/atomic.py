@@ -31,24 +31,21 @@ def check_free(target: Path, force: bool) -> None:
         if not force:
             refuse_existing(target)
         elif target.is_dir():
-            _refuse_what_is_not_ours(target)
+            here, itself = Path.cwd(), target.resolve()
+            if itself in (here, *here.parents):
+                raise EditError(
+                    f"{target}: is the working folder, or contains it, and is not replaced; name another folder"
+                )
+            if any(target.iterdir()) and not any(target.glob("*.safetensors")):
+                raise EditError(
+                    f"{target}: holds no weights, so ffedit did not write it, and --force does not replace it; name "
+                    "another folder, or remove it first"
+                )
         elif target.is_file() and target.suffix != ".gguf":
             raise EditError(f"{target}: is a file, which --force does not replace by a folder; name another folder")
         above = next(folder for folder in target.absolute().parents if folder.exists())
         with beside(above / target.name):
             pass
-
-
-def _refuse_what_is_not_ours(folder: Path) -> None:
-    """Refuse to replace the working folder, one that it is in, and one that holds files but no weights."""
-    here, itself = Path.cwd(), folder.resolve()
-    if itself == here or itself in here.parents:
-        raise EditError(f"{folder}: is the working folder, or contains it, and is not replaced; name another folder")
-    if any(folder.iterdir()) and not any(folder.glob("*.safetensors")):
-        raise EditError(
-            f"{folder}: holds no weights, so ffedit did not write it, and --force does not replace it; name another "
-            "folder, or remove it first"
-        )
 
 
 def check_file(target: Path) -> None:

@@ -1,13 +1,12 @@
 """Temporary folders that no kill leaves behind for good, and results that take their places together.
 
 What is written is made in a temporary folder beside its target and moved there when it is complete. The folder is
-locked while its process lives, and a process that is killed releases its locks: so whoever writes there next can tell
-an abandoned folder from another process's, and deletes it (`sweep`).
+locked while its process lives; a kill releases the lock, so whoever writes there next knows an abandoned folder and
+deletes it (`sweep`).
 
-One move is one step of the file system. To replace a folder takes two: the old one is moved into the temporary
-folder, under its name, and then the new one to its place. Where a process is killed between them, the temporary folder
-says so by its content, and `sweep` makes the second move. Several results are moved one after the other when all of
-them are complete; where one cannot be moved, those before it are moved back.
+One move is one step of the file system. To replace a folder takes two: the old one into the temporary folder, under its
+name, then the new one to its place. Where a kill came between them, `sweep` makes the second move. Several results are
+moved when all are complete; where one cannot be moved, those before it are moved back.
 """
 
 from __future__ import annotations
@@ -69,7 +68,14 @@ def beside(target: Path) -> Iterator[Path]:
     """Yield a new temporary folder in the folder of `target`; delete it, and those that killed processes left there."""
     above, name = target.absolute().parent, target.name
     sweep(above, name)
-    folder, lock = _new(above, name)
+    while True:
+        folder = Path(tempfile.mkdtemp(dir=above, prefix=_prefix(name), suffix=SUFFIX))
+        lock = FileLock(folder / LOCK, timeout=0)
+        try:
+            lock.acquire()
+            break
+        except (Timeout, FileNotFoundError):  # another process has just taken the empty folder for abandoned
+            continue
     try:
         yield folder
     finally:
@@ -78,27 +84,9 @@ def beside(target: Path) -> Iterator[Path]:
 
 
 def _delete(folder: Path) -> None:
-    """Delete a temporary folder; what still cannot be deleted is left to the next `sweep`.
-
-    Twice, since another program (a virus scanner, a network file system) may hold a file for a moment, and what stays
-    would be inside a result where that is a folder.
-    """
-    for _ in range(2):
+    """Delete a temporary folder, which may be in a result; what cannot be deleted is left to the next `sweep`."""
+    for _ in range(2):  # another program (a virus scanner, a network file system) may hold a file for a moment
         shutil.rmtree(folder, ignore_errors=True)
-        if not folder.exists():
-            return
-
-
-def _new(above: Path, name: str) -> tuple[Path, FileLock]:
-    """Create a temporary folder, and lock it."""
-    while True:
-        folder = Path(tempfile.mkdtemp(dir=above, prefix=_prefix(name), suffix=SUFFIX))
-        lock = FileLock(folder / LOCK, timeout=0)
-        try:
-            lock.acquire()
-        except (Timeout, FileNotFoundError):  # another process has just taken the empty folder for abandoned
-            continue
-        return folder, lock
 
 
 def _prefix(name: str) -> str:
@@ -118,20 +106,13 @@ def sweep(above: Path, name: str | None = None) -> None:
     except OSError:
         return
     for path in paths:
-        if _is_mine(path):
-            try:
+        try:
+            about = path.lstat()
+            # No link, and nobody else can have put anything into it.
+            if stat.S_ISDIR(about.st_mode) and (not hasattr(os, "getuid") or about.st_uid == os.getuid()):
                 _recover(path)
-            except OSError:  # Timeout, of a live process's lock, is an OSError
-                continue
-
-
-def _is_mine(folder: Path) -> bool:
-    """Check that a folder is no link, and that nobody else can have put anything into it."""
-    try:
-        about = folder.lstat()
-    except OSError:
-        return False
-    return stat.S_ISDIR(about.st_mode) and (not hasattr(os, "getuid") or about.st_uid == os.getuid())
+        except OSError:  # Timeout, of a live process's lock, is an OSError
+            continue
 
 
 def _recover(folder: Path) -> None:

@@ -1,8 +1,7 @@
-"""Loading of models by name.
+"""Loading of models: a hub id, a folder, a GGUF file or a ready pair.
 
-Loading takes a hub id, a folder, a GGUF file or a ready pair, reads safetensors and GGUF only (`loading.gguf`), and
-runs no remote code unless asked. A model is loaded on one device, on all that there are, or on all of them with
-offloading of the rest to CPU memory or the disk (`model.storage`).
+Only safetensors and GGUF are read (`loading.gguf`), and no remote code runs unless asked. A model is loaded on one
+device, on all that there are, or with offloading of the rest to CPU memory or the disk (`model.storage`).
 """
 
 from __future__ import annotations
@@ -80,8 +79,19 @@ def load_model(
     device, dtype_name = str(device), str(dtype).removeprefix("torch.")
     spread = spread_over(device, device_map, offload_folder, max_memory)
     if isinstance(name_or_path, str | Path):
-        checkpoint = opened(str(name_or_path), revision, trust_remote_code, progress)
-        editable = _decoder(checkpoint, dtype_name, spread, value_matrix, progress)
+        name = str(name_or_path)
+        checkpoint = opened(name, revision, trust_remote_code, progress)
+        config = checkpoint.config
+        if config.is_encoder_decoder:
+            raise ModelError(f"{name}: {config.model_type} is an encoder with a decoder; a causal decoder is needed")
+        model, tokenizer, saved = _read(checkpoint, dtype_name, spread, progress)
+        editable = find_and_verify(model, tokenizer, name, value_matrix, saved)
+        editable.auto_dtype = dtype_name == "auto"
+        if not any(memory.quantised for memory in editable.memories.values()):
+            editable.unpacked = quantisation(config)
+        if folder := cached_folder(editable):
+            editable.source = source_of(name, folder)
+            editable.as_read = fingerprint(editable) if gguf_file(name) is not None else ""
     else:
         pair = _ready_pair(name_or_path, device, dtype_name, revision, trust_remote_code, device_map)
         editable = find_and_verify(*pair, value_matrix)
@@ -91,24 +101,6 @@ def load_model(
             turn(editable.tokenizer, "Hello")
     except ModelError as error:
         raise ModelError(f"{editable.name}: {error}") from error
-    return editable
-
-
-def _decoder(
-    opened: Opened, dtype: str, spread: Mapping[str, Any], value_matrix: str | None, progress: Progress
-) -> Editable:
-    """Load a causal decoder whose config was read."""
-    name, config = opened.name, opened.config
-    if config.is_encoder_decoder:
-        raise ModelError(f"{name}: {config.model_type} is an encoder with a decoder; a causal decoder is needed")
-    model, tokenizer, saved = _read(opened, dtype, spread, progress)
-    editable = find_and_verify(model, tokenizer, name, value_matrix, saved)
-    editable.auto_dtype = dtype == "auto"
-    if not any(memory.quantised for memory in editable.memories.values()):
-        editable.unpacked = quantisation(config)
-    if folder := cached_folder(editable):
-        editable.source = source_of(name, folder)
-        editable.as_read = fingerprint(editable) if gguf_file(name) is not None else ""
     return editable
 
 
@@ -211,9 +203,7 @@ def _read(
         raise ModelError(f"dtype {dtype!r} is not known; give auto, {', '.join(DTYPES)}")
     tokenizer = read_tokenizer(opened)
     quantised = quantisation(config)
-    what, advice = f"{name}: the model", ""
-    if quantised:
-        what, advice = f"{name}: the model, quantised ({quantised}),", QUANTISE_LATER
+    what = f"{name}: the model, quantised ({quantised})," if quantised else f"{name}: the model"
     if dtype == "float16" and spread["device_map"] is None and not quantised:
         dtype = "float32"  # the dtype in which a CPU computes it, without rounding in between
     file = None if name in EMBEDDED else gguf_file(name)
@@ -230,7 +220,7 @@ def _read(
             raise ModelError(f"{what} cannot be read: {error}") from error
         held = sum(prod(tensor.shape) for tensor in stored.values())
         check_declared(name, classes[0], config, held, len(stored), "checkpoint")
-    with readable(f"{what} cannot be read", advice):
+    with readable(f"{what} cannot be read", QUANTISE_LATER if quantised else ""):
         loaded: Any = first_that_runs(
             classes,
             path,
@@ -270,16 +260,14 @@ def quantisation(config: Any) -> str:
 def _saved_in(path: str, model: PreTrainedModel, config: Any) -> torch.dtype:
     """Return the precision of most numbers in a checkpoint's files; where these cannot be read, the config's."""
     folder = folder_of(path, getattr(model.config, "_commit_hash", None))
-    try:
-        tensors = contents(folder) if folder is not None else {}
-    except ModelError:  # transformers found the weights in other files
-        tensors = {}
     entries: Counter[torch.dtype] = Counter()
-    for stored in tensors.values():
-        if stored.kind in FLOATS:
-            entries[stored.dtype] += prod(stored.shape)
-    ((saved, _),) = entries.most_common(1) or ((getattr(config, "dtype", None) or model.dtype, 0),)
-    return saved
+    try:
+        for stored in contents(folder).values() if folder is not None else ():
+            if stored.kind in FLOATS:
+                entries[stored.dtype] += prod(stored.shape)
+    except ModelError:  # transformers found the weights in other files
+        pass
+    return max(entries, key=entries.__getitem__, default=None) or getattr(config, "dtype", None) or model.dtype
 
 
 def read_tokenizer(opened: Opened) -> PreTrainedTokenizerBase:
