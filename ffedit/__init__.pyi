@@ -10,9 +10,8 @@ from .editor.config import (
     ValueConfig as ValueConfig,
 )
 from .editor.edit import Edit as Edit
-from .editor.job import Job as Job, Problem as Problem
+from .editor.job import Job as Job, Method as Method, Problem as Problem
 from .editor.methods import add_method as add_method
-from .editor.methods.method import Method as Method
 from .editor.statistics_files import load_stats as load_stats, merge_stats as merge_stats, save_stats as save_stats
 from .errors import (
     CheckError as CheckError,

@@ -20,7 +20,7 @@ from ffedit.editor.statistics import collect
 from ffedit.editor.write import write
 from ffedit.errors import EditError
 from ffedit.exporter.embedded_edits import load_with_edits
-from ffedit.facts.fact import FactLike, as_facts, as_protected, check_facts
+from ffedit.facts.fact import FactLike, as_facts, as_protected
 from ffedit.inference.corpus import Corpus, check_corpus
 from ffedit.inference.distributed import ALONE, ProcessGroup
 from ffedit.layer_choice.published import auto_layer
@@ -111,8 +111,8 @@ def edit(
 ) -> Edit:
     """Compute an edit that writes `facts`; nothing in the model changes until it is applied.
 
-    At the subject's token, each fact has a key k [d_ff] and a value v [d_model]; the edit is the smallest change Δ
-    [d_model, d_ff] of the value matrix with (W + Δ) k = v. `Method.source` names each method's paper.
+    With a key k [d_ff] and a value v [d_model] of each fact, the edit is the smallest change Δ [d_model, d_ff] of the
+    value matrix with (W + Δ) k = v. `Method.source` names each method's paper.
 
     Args:
         editable: the model as it is, with earlier edits where there are some; it is restored afterwards.
@@ -123,8 +123,8 @@ def edit(
         config: all numbers of the optimisation, the seed among them.
         stats: second moments of the keys, or the text to collect them on; None for the text of `ffedit.collect_stats`,
             of which a single subject takes fewer tokens (docs/scale.md, "Fewer tokens").
-        preserve: earlier edits whose facts the new edit must leave as they are, oldest first: those in the model. One
-            that is not, but was computed on the weights as they are, is accepted, for edits to be applied together.
+        preserve: earlier edits whose facts the new edit must leave as they are, oldest first: those in the model, or
+            computed on its weights as they are.
         progress: called with the progress.
         process_group: processes that share statistics, keys and values; all call this alike and return the edit.
         protect: names and texts that the edit must not touch, beside those in `config` (`KeyConfig.protect`).
@@ -142,7 +142,6 @@ def edit(
     entries = (*config.key.protect, *as_protected("protect", protect))
     config = replace(config, key=replace(config.key, protect=entries))
     facts, preserve = as_facts(facts), as_edits(preserve)
-    check_facts(facts)
     agree(
         process_group,
         editable,
@@ -151,7 +150,6 @@ def edit(
             "options": (method, layers, config, _identities(stats), preserve),
         },
     )
-    # Where are the facts recalled? Then their keys are read there, their values chosen, and the smallest change solved.
     if layers is None:
         layers = auto_layer(editable, method).layer
     return write(editable, facts, method, as_layers(layers), config, stats, preserve, progress, process_group)

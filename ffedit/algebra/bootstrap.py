@@ -89,11 +89,6 @@ def mean_draws(values: Array, seed: int, count: int, clusters: Clusters | None =
         return np.concatenate([(w @ filled) / (w @ measured) for w in draws(len(values), seed, count, clusters)])
 
 
-def outcomes(values: Array) -> bool:
-    """Return whether all values are 0 or 1."""
-    return bool(np.isin(values, (0.0, 1.0)).all())
-
-
 def mean_interval(
     values: Array, drawn: Array, bounds: tuple[float, float] | None, clusters: Clusters | None = None
 ) -> Interval:
@@ -106,7 +101,7 @@ def mean_interval(
     measured = values[known]
     units = len(measured) if clusters is None else len(np.unique(clusters[known]))
     interval = percentile_interval(float(measured.mean()), drawn)
-    if bounds == (0.0, 1.0) and outcomes(measured):
+    if bounds == (0.0, 1.0) and np.isin(measured, bounds).all():
         return Interval(interval.mean, *wilson(interval.mean, units))
     if bounds is None:
         return interval

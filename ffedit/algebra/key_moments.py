@@ -3,9 +3,8 @@
 C = E[k kᵀ] gives how much an edit along a direction of key space disturbs other text (ROME, arXiv 2202.05262, eq. 2 and
 appendix E.2). The fitter takes batches of keys and keeps the running sum; the frozen result is stored on disk.
 
-The sum has float64 accuracy at float32 cost: the products of one batch, a few thousand keys, are summed in float32, and
-the long sum over batches in float64. The rounding of a batch (about 1e-6 of it) is the only one, however long the text
-is. C is symmetric, so only the blocks on and above its diagonal are multiplied.
+The products of one batch, a few thousand keys, are summed in float32, and the long sum over batches in float64: the
+rounding of a batch (about 1e-6 of it) is the only one, however long the text is.
 
 Convergence: batches go in turn to two independent halves, a and b. C is needed for the direction u = C⁻¹k / (kᵀC⁻¹k) of
 an update that writes to the key k: of all that add δ at k, its update adds least elsewhere, (uᵀx)δ at a key x. What an
@@ -26,10 +25,9 @@ A few keys are attention sinks: some hundred times longer than others, and all i
 key counts as one of that length.
 
 C is an estimate, and its inverse a worse one. The ridge that compensates for this is the one with which each half of
-the text solves for updates that disturb the *other* half least (cross-validation of the quantity that C is used for).
-It is relative to the median of C's diagonal, which no single direction changes. The keys of a wide layer may share a
-mean that holds nearly all of their squared norm; next to such an eigenvalue float32 cannot tell a small eigenvalue from
-zero, so the ridge is never below the rounding error of the sum.
+the text solves for updates that disturb the *other* half least. It is relative to the median of C's diagonal, which no
+single direction changes, and never below the rounding error of the sum: the keys of a wide layer may share a mean that
+holds nearly all of their squared norm, and next to such an eigenvalue float32 cannot tell a small one from zero.
 """
 
 from __future__ import annotations
@@ -64,10 +62,9 @@ LONGEST = 5.0
 # Shares of the median of C's diagonal: RIDGE where there is only one half, RIDGES the candidates of cross-validation.
 RIDGE = 1e-2
 RIDGES = (1e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1, 1.0)
-# C has converged where endless text would spare other text no more than this share of what an update adds to it.
-# With the default for one subject SmolLM2 (layer 8, d_ff 1,536) and Gemma 3 270M (layer 5, d_ff 2,048) are at 0.12 and
-# 0.13, Qwen2.5-Coder 1.5B (layer 7, d_ff 8,960) is at 0.21; with 32,768 tokens the first two are at 0.04 and 0.05.
-# Scores of single edits hardly differ (docs/scale.md, "Fewer tokens").
+# C has converged where endless text would spare other text no more than this share of what an update adds to it. With
+# the default for one subject SmolLM2 (d_ff 1,536) is at 0.12, Gemma 3 270M (2,048) at 0.13, Qwen2.5-Coder 1.5B (8,960)
+# at 0.21. Scores of single edits hardly differ (docs/scale.md, "Fewer tokens").
 CONVERGED = 0.15
 # Matrices of d_ff² float64 numbers that computing the ridge holds at once, at most: two halves and a factor.
 HELD = 3
@@ -240,7 +237,7 @@ def second_moment(total: Tensor, count: int, ridge: float) -> Tensor:
 
 
 def added(total: Tensor, count: int, ridge: float) -> float:
-    """Return what the diagonal of `total` is to be raised by to be `count` times C (`second_moment`)."""
+    """Return `count` times what is added to C: `ridge` of the median of its diagonal above 0, or float32's rounding."""
     squares = total.diagonal() / count
     squares = squares[squares > 0]
     typical = float(squares.median()) if len(squares) else 0.0
@@ -396,9 +393,9 @@ class KeyMomentsFitter:
     def moments(self, source: str, fingerprint: str, device: torch.device = CPU, **about: Any) -> KeyMoments:
         """Return the frozen result, one sum of both halves on the CPU; the fitter cannot be used afterwards.
 
-        `device` computes the ridge and the condition number, by about eight Cholesky factorisations, and holds `HELD`
-        matrices of d_ff² float64 numbers. `about` are other attributes of `KeyMoments`. EditError where no token was
-        seen, keys are not finite, or all are zero; an expert that no token reached is an error only of its edit.
+        `device` computes the ridge and the condition number, and holds `HELD` matrices of d_ff² float64 numbers.
+        `about` are other attributes of `KeyMoments`. EditError where no token was seen, keys are not finite, or all are
+        zero; an expert that no token reached is an error only of its edit.
         """
         if not (count := sum(self.counts)):
             raise EditError(f"no text to collect key statistics from: {source} holds no tokens")
@@ -413,16 +410,11 @@ class KeyMomentsFitter:
             total += half
         self.halves = []
         _mirror_(total)
-        measured: dict[str, Any] = {
-            "ridge": ridge,
-            "convergence": convergence,
-            "probes": self.probes,
-            "condition": condition(total.to(device), added(total, count, ridge)) if any(self.reached) else None,
-            "reached": sum(self.reached),
-            "left_out": self.left_out,
-            "sinks": self.sinks,
-        }
-        return KeyMoments(total.cpu(), count, source, fingerprint, **measured | about)
+        about |= {"ridge": ridge, "convergence": convergence, "probes": self.probes}
+        about |= {"reached": sum(self.reached), "left_out": self.left_out, "sinks": self.sinks}
+        if any(self.reached):
+            about["condition"] = condition(total.to(device), added(total, count, ridge))
+        return KeyMoments(total.cpu(), count, source, fingerprint, **about)
 
 
 def _mirror_(upper: Tensor) -> Tensor:

@@ -125,6 +125,7 @@ def factor_(C: Tensor) -> Tensor:
 
     What is upper to LAPACK, which counts by columns, is lower by rows.
     """
+    # What is upper to LAPACK, which counts by columns, is lower by rows.
     info = torch.zeros((), dtype=torch.int32, device=C.device)
     torch.linalg.cholesky_ex(C.mT, upper=True, out=(C.mT, info))
     return _checked(C, info)
@@ -138,18 +139,15 @@ def _solve(lower: Tensor, columns: Tensor) -> Tensor:
 
 
 class RefinedInverse:
-    """Inverse of C + s I, a symmetric, positive definite matrix, from a factor in half the bits.
+    """Inverse of C + s I, a symmetric matrix (EditError: not positive definite), from a factor in half the bits.
 
-    The Cholesky factor is of float32 numbers, which takes half the time and memory. Each solution is refined by the
-    residual in float64 until it is as exact as by a float64 factor (Higham 2002, Accuracy and Stability of Numerical
-    Algorithms, ch. 12); where float32 is too coarse for that, the factor is one. Nothing else as large as C is held.
+    A factor of float32 numbers takes half the time and memory. Each solution is refined by the residual in float64
+    until it is as exact as by a float64 factor (Higham 2002, Accuracy and Stability of Numerical Algorithms, ch. 12);
+    where float32 is too coarse for that, the factor is one.
     """
 
     def __init__(self, C: Tensor, exact: float = EXACT, shift: float = 0.0) -> None:
-        """Factor C + `shift` I, [d, d], float64 (EditError where it is not positive definite).
-
-        Solutions are refined until their residual is no more than the share `exact` of the right side.
-        """
+        """Factor C + `shift` I, [d, d], float64; the residual of a solution is at most `exact` of the right side."""
         self._C, self._exact, self._shift = C, exact, shift
         try:
             self._lower = self._factor(torch.float32)
@@ -179,8 +177,8 @@ class RefinedInverse:
 def condition(C: Tensor, shift: float = 0.0) -> float:
     """Return the condition number of C + `shift` I, largest over smallest eigenvalue, by power and inverse iteration.
 
-    C is symmetric, [d, d]; EditError where the sum is not positive definite. An iteration ends where its estimate,
-    which is from below, hardly grows, at the latest after `STEPS`; on a nearly flat spectrum it may end early.
+    C is symmetric, [d, d]; EditError where the sum is not positive definite. An iteration ends where its estimate
+    hardly grows: on a nearly flat spectrum it may end early.
     """
     C = double(C)
     start = torch.ones(len(C), 1, dtype=C.dtype, device=C.device)

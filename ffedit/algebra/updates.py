@@ -113,10 +113,10 @@ def equality(W: Tensor, K: Tensor, V: Tensor, C: Metric, kept: Tensor | None = N
 
 
 def check_exact(K: Tensor, kept: Tensor | None = None) -> None:
-    """Refuse keys that cannot each be given an exact value beside `kept`, whatever the values and C are.
+    """Refuse keys that cannot each be given an exact value beside `kept`; errors are those of `equality`.
 
-    Values are expensive to choose and keys cheap to read, so this is checked first, with C = I: whether keys are
-    independent does not depend on C. Errors are those of `equality`.
+    Values are expensive to choose, so this is checked first, with C = I: whether keys are independent does not depend
+    on C.
     """
     _smallest(double(K).new_zeros(0, K.shape[1]), double(K), kept, 0.0)
 
@@ -164,8 +164,7 @@ def projector(C: Tensor, share: float, eigh: Eigh = torch.linalg.eigh) -> Tensor
         )
     if size == len(C):
         raise EditError(f"a share of {share:g} leaves nothing of ordinary text to protect; use one below 1")
-    smallest: Tensor = eigenvectors[:, :size]
-    return smallest
+    return eigenvectors[:, :size]
 
 
 def null_space(
@@ -230,8 +229,9 @@ def _smallest(
     λ = 0, where it is the equality-constrained solution. The zeros leave the last N rows of the right factor.
     """
     kept = K[:, :0] if kept is None else double(kept)
-    if weight == 0:
-        kept = _basis(kept)  # these keys may repeat each other: only their span is constrained
+    if weight == 0:  # kept keys may repeat each other: only their span is constrained, by an orthonormal basis
+        left, sizes, _ = torch.linalg.svd(kept, full_matrices=False)
+        kept = left[:, sizes > sizes[:1] * max(kept.shape) * torch.finfo(sizes.dtype).eps]
     dimensions, count, before = len(K), K.shape[1], kept.shape[1]
     if weight == 0 and before + count > dimensions:
         raise EditError(
@@ -260,13 +260,6 @@ def _smallest(
             "so it cannot have a value of its own (do facts share a subject?); write them jointly, or use memit"
         )
     return LowRank(R, torch.cholesky_solve(whitened.T, factor)[before:])
-
-
-def _basis(keys: Tensor) -> Tensor:
-    """Return orthonormal columns that span `keys` [d_in, p]."""
-    left, sizes, _ = torch.linalg.svd(keys, full_matrices=False)
-    basis: Tensor = left[:, sizes > sizes[:1] * max(keys.shape) * torch.finfo(sizes.dtype).eps]
-    return basis
 
 
 def _first(where: Tensor) -> int:

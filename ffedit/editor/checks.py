@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ffedit.editor.edit import Edit
-from ffedit.editor.methods.method import Method
+from ffedit.editor.job import Method
 from ffedit.errors import EditError
 from ffedit.facts.fact import Fact
 from ffedit.facts.fact_token import FactToken

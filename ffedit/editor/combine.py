@@ -3,9 +3,8 @@
 In the sum of two edits each was solved without the other: where their keys overlap, both values are missed. Each edit
 holds the keys and values it was solved for, so the union can be solved without optimising any value again.
 
-A key depends on the layers below. The keys of the lowest layer are reused; above it the union changes more below than
-each edit did. So from the lowest layer up, the keys are read again with the union's changes written, on the edit's own
-prompts, and each is to receive the residual V − W K of its edit.
+The keys of the lowest layer are reused. Above it, where the union changes more below than each edit did, they are read
+again on the edit's own prompts, and each is to receive the residual V − W K of its edit.
 """
 
 from __future__ import annotations
@@ -82,12 +81,14 @@ def combine(
             how = ("with", "inside") if edit.in_chat else ("without", "outside")
             raise EditError(f"an edit was computed {how[1]} the chat template; load the model {how[0]} it (chat=)")
         keyed = {subject for at in edit.updates for subject in edit.subjects(at)}
-        lost = next((fact.subject for fact in edit.facts if fact.subject not in keyed), None)
-        if lost is not None:
+        if lost := [fact.subject for fact in edit.facts if fact.subject not in keyed]:
             raise EditError(
-                f"the edit of {lost!r} has no key, so it cannot be combined (fine-tuned?); use another method"
+                f"the edit of {lost[0]!r} has no key, so it cannot be combined (fine-tuned?); use another method"
             )
-    config = _protecting(config, edits)
+    solutions = [solution for edit in edits for solution in _solutions(edit)]
+    configs = {solved["from"]: numbers for solved, numbers in solutions}
+    entries = [entry for each in (config, *map(config_from_dict, configs.values())) for entry in each.key.protect]
+    config = replace(config, key=replace(config.key, protect=tuple(entries)))
     prompt_sets = _prompt_sets(editable, edits)
     ff_layers = by_layer(editable, {at for edit in edits for at in edit.updates})
     memories = [memory for ff in ff_layers for memory in ff.memories]
@@ -98,15 +99,14 @@ def combine(
     with restored(memories):
         for i, ff in enumerate(ff_layers):
             W = ff.matrix
-            parts = [_solved_in(edit, ff) for edit in edits]
-            subjects = [subject for named, _, _ in parts for subject in named]
-            twice = next((subject for subject, count in Counter(subjects).items() if count > 1), None)
-            if twice is not None:
+            named, keys, values = zip(*(_solved_in(edit, ff) for edit in edits), strict=True)
+            subjects = [subject for own in named for subject in own]
+            if twice := [subject for subject, count in Counter(subjects).items() if count > 1]:
                 raise EditError(
-                    f"two edits change {twice!r} in layer {ff.layer}, at the same key; write all its facts in one edit"
+                    f"two edits change {twice[0]!r} in layer {ff.layer}, at the same key; "
+                    "write all its facts in one edit"
                 )
-            K = torch.cat([keys for _, keys, _ in parts], 1).to(W)
-            V = torch.cat([values for _, _, values in parts], 1).to(W)
+            K, V = (torch.cat(side, 1).to(W) for side in (keys, values))
             prompted = without_sinks(editable, ff, [prompt_sets[subject] for subject in subjects])
             check_routes(editable, ff, subjects, prompted)
             read = read_keys(editable, ff, prompted)
@@ -114,22 +114,13 @@ def combine(
                 V, K = W @ read.K + V - W @ K, read.K
             store(chosen, record, ff, subjects, read, K, V)
             progress("solving", i + 1, len(ff_layers))
-    solutions = [solution for edit in edits for solution in _solutions(edit)]
-    configs = {solved["from"]: numbers for solved, numbers in solutions}
     return record.edit([solved for solved, _ in solutions]).noted(configs=configs)
-
-
-def _protecting(config: EditConfig, edits: Sequence[Edit]) -> EditConfig:
-    """Return `config` with all that the edits protect."""
-    solutions = (config_from_dict(numbers) for edit in edits for _, numbers in _solutions(edit))
-    entries = (entry for each in (config, *solutions) for entry in each.key.protect)
-    return replace(config, key=replace(config.key, protect=tuple(entries)))
 
 
 def _solved_in(edit: Edit, ff: FeedForward) -> tuple[list[str], Tensor, Tensor]:
     """Return the subjects, keys [Σ d_ff, n] and joint target values [d_model, n] that an edit solved for in a layer.
 
-    The outputs of experts that it did not write to are unchanged and not part of the values; keys are 0 there.
+    Experts that it did not write to are no part of the values; keys are 0 there.
     """
     at = next((memory.address for memory in ff.memories if edit.subjects(memory.address)), None)
     if at is None:

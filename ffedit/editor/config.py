@@ -1,9 +1,7 @@
 """All the numbers of an edit, in the order in which it is made: prompts, key, value, and those of the method.
 
 Every length is relative: δ to the residual stream behind the layer, λ to what the facts' own keys weigh. So one set of
-defaults serves models of every size. They were chosen on development facts of SmolLM2-135M and Gemma 3 270M
-(`evaluations/data`) and held against those of Qwen2.5-Coder-1.5B; `evaluations/reports/ablation.md` says what they
-bring and cost.
+defaults serves models of every size; `evaluations/reports/ablation.md` says what they bring and cost.
 
 A number is named by its record and its field: `value.steps`, or `memit.ridge` for one that is the method's own
 (`Method.numbers`).
@@ -24,7 +22,6 @@ from ffedit.facts.fact_token import FactToken, as_fact_token
 
 Numbers = TypeVar("Numbers")
 Names: TypeAlias = tuple[str, ...]
-
 
 # By type of a default, what a value may be.
 _KINDS: dict[type, tuple[type | tuple[type, ...], str]] = {
@@ -55,13 +52,9 @@ def check_numbers(record: str, numbers: Any, counts: Names = (), positive: Names
         object.__setattr__(numbers, each.name, given)
     for name in (*counts, *positive, *weights):
         number = getattr(numbers, name)
-        # `not >=` rather than `<`, which is False for NaN.
-        if name in counts and not number >= 1:
-            raise EditError(f"{record}.{name} is {number}; at least 1 was expected")
-        if name in positive and not number > 0:
-            raise EditError(f"{record}.{name} is {number}; a number above 0 was expected")
-        if name in weights and not number >= 0:
-            raise EditError(f"{record}.{name} is {number}; 0 or more was expected")
+        expected = "at least 1" if name in counts else "a number above 0" if name in positive else "0 or more"
+        if not (number >= 0 if name in weights else number > 0):  # also where it is NaN
+            raise EditError(f"{record}.{name} is {number}; {expected} was expected")
 
 
 @dataclass(frozen=True)
@@ -93,10 +86,10 @@ class KeyConfig:
         fact_token: where the key is read and the value written: "subject_last", "subject_first", "last" (the
             prompt's), the number of one of the subject's tokens (from 0, or from -1 at its end), or a word of the
             subject, whose last token it is. Kept as text.
-        context_weight: weight of the spread of a subject's key over its contexts (for several subjects, of the mean),
-            against all ordinary text: so that a subject receives the same δ in every context.
+        context_weight: weight of the spread of a subject's key over its contexts, against all ordinary text: so that a
+            subject receives the same δ in every context.
         mention_share: share of the key that is read in neutral mentions of the subject ("The story of ..."); the rest
-            is read in the texts that state the fact, which all have the same words around it.
+            is read in the texts that state the fact.
         names_weight: weight of the keys of other names, against all ordinary text: so that they receive little.
         without_names: names that do not count, nor do names that are words of them, nor the facts' own subjects.
         protect: names and texts whose keys should keep their values, like those of earlier edits.
@@ -133,8 +126,8 @@ class ValueConfig:
         weight_decay: price of ‖δ‖², relative to the residual stream's squared norm, nats.
         kl_weight: weight of the mean KL divergence at the essence prompts.
         keep_weight: weight of the mean KL divergence at the facts' `keep` prompts, the same in every step.
-        penalty_decay: factor on both other penalties from step to step: easy facts end early in the optimisation, where
-            the penalties are high, with a small δ; hard ones are reached once they are low.
+        penalty_decay: factor on both other penalties from step to step: easy facts end early, where these are high,
+            with a small δ; hard ones are reached once they are low.
     """
 
     steps: int = 80

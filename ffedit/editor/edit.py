@@ -1,8 +1,7 @@
 """An edit as an immutable value: changes of value matrices, the facts they store, and how they were computed.
 
-The model is unchanged until an edit is applied, and undoing restores the original weights
-(`ffedit.model.editable`). Edits of the same weights can be added. On disk an edit is a folder: `edit.safetensors`
-holds every number exactly, `manifest.json` describes them (`ffedit.editor.edit_files`).
+On disk it is a folder: `edit.safetensors` holds every number exactly, `manifest.json` describes them
+(`ffedit.editor.edit_files`).
 """
 
 from __future__ import annotations
@@ -30,7 +29,6 @@ from ffedit.files.atomic import make_folder
 from ffedit.files.placing import Placing, named_errors, together
 from ffedit.files.tensor_ranges import NAMES
 from ffedit.model.editable import Editable, check_model
-from ffedit.model.feed_forward import FeedForward
 from ffedit.model.fingerprint import fingerprint
 from ffedit.model.memory import Address, KeyValueMemory
 from ffedit.notebook import Displayed
@@ -50,7 +48,7 @@ class Edit(Displayed):
         facts: the facts that were written, in order.
         provenance: method, model, numbers, statistics, versions; plain JSON. `base` is the fingerprint of the weights
             that it was computed on, `dtype` the precision of their checkpoint; by address, `matrices` identifies the
-            original matrices (`memory.identity`) and `norms` is their ‖W‖.
+            original matrices and `norms` is their ‖W‖.
     """
 
     updates: Mapping[Address, Update]
@@ -134,7 +132,7 @@ class Edit(Displayed):
         return getattr(torch, str(self.provenance.get("computed_in")), None)
 
     def norms(self) -> dict[Address, float]:
-        """Compute ‖Δ‖ (Frobenius) per memory."""
+        """Return ‖Δ‖ (Frobenius) per memory."""
         return {address: delta.norm() for address, delta in self.updates.items()}
 
     def scored(self, report: Any) -> Edit:
@@ -153,8 +151,8 @@ class Edit(Displayed):
     def __add__(self, other: Edit) -> Edit:
         """Add two edits: changes are summed; keys, values and facts are concatenated in order.
 
-        A sum is not a joint solution: the key of a fact reads some of what the other part stores (crosstalk), the more
-        the more alike the keys are. `ffedit.combine` solves for the keys of both jointly.
+        A sum is not a joint solution: the key of a fact reads some of what the other part stores, the more the more
+        alike the keys are. `ffedit.combine` solves for the keys of both jointly.
 
         Raises:
             EditError: they were computed on different weights, or write one fact twice.
@@ -185,7 +183,7 @@ class Edit(Displayed):
         """Write the edit into the model, in place; `undo_` removes it.
 
         The edit must have been computed on the current weights, or on those before the edits that are applied, to which
-        it is then added; each addition is rounded to the weights' precision, where `+` adds before it rounds.
+        it is then added; each addition is rounded to the weights' precision.
 
         Raises:
             EditError: the edit is applied already or does not fit, the model is not the one it was computed on, or the
@@ -291,7 +289,12 @@ class Edit(Displayed):
         manifest["checksum"] = checksum(manifest)
         folder = make_folder(placing, Path(path), force)
         with named_errors(Path(path)):
-            save_file({name: _own(tensor) for name, tensor in self._tensors()}, folder / TENSORS)
+            # Copies, since safetensors refuses tensors that share memory.
+            own = {
+                name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
+                for name, tensor in self._tensors()
+            }
+            save_file(own, folder / TENSORS)
             text = json.dumps(manifest, indent=2, ensure_ascii=False) + "\n"
             (folder / MANIFEST).write_text(text, encoding="utf-8")
 
@@ -325,14 +328,11 @@ class Edit(Displayed):
     def _of(cls, tensors: Mapping[str, Tensor], facts: tuple[Fact, ...], provenance: Mapping[str, Any]) -> Edit:
         """Build an edit from its tensors by name (`_tensors`)."""
         names = {name.partition("/")[0] for name in tensors}
-        ats = dict(sorted((Address(*map(int, name.split("."))), name) for name in names))
         updates: dict[Address, Update] = {}
-        for at, name in ats.items():
-            if (matrix := tensors.get(f"{name}/matrix")) is not None:
-                updates[at] = Dense(matrix)
-            else:
-                updates[at] = LowRank(tensors[f"{name}/left"], tensors[f"{name}/right"])
-        keys, values = ({at: tensors[f"{name}/{side}"] for at, name in ats.items()} for side in ("keys", "values"))
+        for at in sorted(Address(*map(int, name.split("."))) for name in names):
+            dense = tensors.get(f"{at}/matrix")
+            updates[at] = LowRank(tensors[f"{at}/left"], tensors[f"{at}/right"]) if dense is None else Dense(dense)
+        keys, values = ({at: tensors[f"{at}/{side}"] for at in updates} for side in ("keys", "values"))
         return cls(updates, keys, values, facts, provenance)
 
 
@@ -345,11 +345,6 @@ def _read(file: Path) -> dict[str, Tensor]:
         if tensor.dtype not in NAMES:
             raise ValueError(f"{show(name)} is of {tensor.dtype}")
     return tensors
-
-
-def _own(tensor: Tensor) -> Tensor:
-    # safetensors refuses tensors that share memory.
-    return tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
 
 
 def as_edits(edits: Edit | Iterable[Edit]) -> list[Edit]:
@@ -373,8 +368,8 @@ def applied_edits(editable: Editable) -> tuple[Edit, ...]:
 def _joined(a: Edit, b: Edit, updates: Mapping[Address, Update], keys: Mapping[Address, Tensor]) -> dict[str, Any]:
     """Build the provenance of a sum: the entries that its parts share, and of each part its own and fingerprint."""
     names = ("model", "source", "base", "dtype", "computed_in", "versions")
-    shared = {name: a.provenance[name] for name in names if name in a.provenance}
-    joined = {"method": "sum", **shared, "layers": sorted({at.layer for at in updates}), "parts": []}
+    joined = {"method": "sum", **{name: a.provenance[name] for name in names if name in a.provenance}}
+    joined |= {"layers": sorted({at.layer for at in updates}), "parts": []}
     for edit in (a, b):
         joined["parts"] += edit.provenance.get("parts", [{"fingerprint": edit.fingerprint(), **edit.provenance}])
     subjects = {at: a.subjects(at) + b.subjects(at) for at in updates}
@@ -402,12 +397,6 @@ def refuse_shared(facts: Sequence[Fact], others: Sequence[Fact]) -> None:
         )
 
 
-def write_(ff: FeedForward, delta: LowRank) -> None:
-    """Add `delta` [d_model, Σ d_ff] to the value matrices of a layer's memories, in place."""
-    for memory, right in zip(ff.memories, ff.split(delta.right, 1).values(), strict=True):
-        memory.write_(LowRank(delta.left, right))
-
-
 def base_of(editable: Editable) -> str:
     """Return the fingerprint of the weights before the edits that are applied and can be undone."""
     history = editable.history
@@ -420,10 +409,10 @@ def base_of(editable: Editable) -> str:
 @contextmanager
 def unedited(editable: Editable) -> Iterator[None]:
     """Put the original of every edited matrix back for the length of a block."""
-    originals = editable.history.originals
-    with restored([editable.memories[at] for at in originals]):
-        for at, original in originals.items():
-            editable.memories[at].set_(original)
+    originals = {editable.memories[at]: original for at, original in editable.history.originals.items()}
+    with restored(list(originals)):
+        for memory, original in originals.items():
+            memory.set_(original)
         yield
 
 

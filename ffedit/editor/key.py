@@ -6,9 +6,9 @@ is the mean over the texts that state the fact (eq. 3). All of these have the sa
 read in them alone reaches less where other words stand there; so a share of k* is the mean over texts that only mention
 the subject. The same vector is used wherever the algebra needs a key.
 
-Without a BOS, the first token of a text may be an attention sink, whose key carries nothing of the subject: a change
-there would affect every text. In a text that begins with a subject of one token the first layers' attention has brought
-the name to the token behind it, and the key is read there (`without_sinks`).
+Without a BOS, the first token of a text may be an attention sink, whose key carries nothing of the subject. In a text
+that begins with a subject of one token the first layers' attention has brought the name to the token behind it, and the
+key is read there (`without_sinks`).
 """
 
 from __future__ import annotations
@@ -51,19 +51,17 @@ SINK = 0.3
 class PromptSet:
     """Texts that one value is optimised on, each containing the subject.
 
-    Facts that share a subject share its key and thus their value: their prompts form one set, and they are solved
-    jointly (one value for each would leave each about half, arXiv 2502.07322).
+    Facts that share a subject share its key and thus their value: one value for each would leave each about half (arXiv
+    2502.07322).
     """
 
-    # each fact's prompt and `also`, bare and after prefixes, with the new object as answer; the bare prompt comes first
-    prompts: tuple[Encoded, ...]
+    prompts: tuple[Encoded, ...]  # each fact's prompt and `also` with the new object, bare first, then after prefixes
     fact_of: tuple[int, ...]  # for each of `prompts`, index of the subject's fact that it states
     essence: tuple[Encoded, ...]  # essence prompts, whose distribution at the last position is to be preserved
     prefixes: tuple[str, ...]  # as sampled
     mentions: tuple[Encoded, ...] = ()  # texts that say nothing of the subject but its name
     mention_share: float = 0.0  # of their mean key in k*
-    # prompts whose answers are to stay: the distribution at each token of the answer, at the last position without one
-    keep: tuple[Encoded, ...] = ()
+    keep: tuple[Encoded, ...] = ()  # prompts whose distribution is preserved at each token of the answer, if any
     sinks: int = 0  # number of texts left out because the subject is an attention sink in them
     behind: int = 0  # number of prompts read at the token behind the subject for that reason
 
@@ -78,17 +76,13 @@ class PromptSet:
         }
         stated = {fact for i, fact in enumerate(self.fact_of) if i not in sinks or i in behind}
         sinks = [i for i in sinks if i not in behind and (i >= len(self.prompts) or self.fact_of[i] in stated)]
-        prompts = [i for i in range(len(self.prompts)) if i not in sinks]
-        essence, keep = (
-            tuple(text for i, text in enumerate(texts, first) if i not in sinks)
-            for texts, first in ((self.essence, len(self.prompts)), (self.keep, len(self.prompts) + len(self.essence)))
-        )
+        essence, keep = len(self.prompts), len(self.prompts) + len(self.essence)  # the first of each in `texts`
         return replace(
             self,
-            prompts=tuple(behind.get(i, self.prompts[i]) for i in prompts),
-            fact_of=tuple(self.fact_of[i] for i in prompts),
-            essence=essence,
-            keep=keep,
+            prompts=tuple(behind.get(i, text) for i, text in enumerate(self.prompts) if i not in sinks),
+            fact_of=tuple(fact for i, fact in enumerate(self.fact_of) if i not in sinks),
+            essence=tuple(text for i, text in enumerate(self.essence, essence) if i not in sinks),
+            keep=tuple(text for i, text in enumerate(self.keep, keep) if i not in sinks),
             sinks=len(sinks),
             behind=len(behind),
         )
@@ -132,28 +126,26 @@ def build_prompts(editable: Editable, groups: Sequence[Sequence[Fact]], config: 
 
 def _prompt_set(editable: Editable, facts: Sequence[Fact], leads: tuple[str, ...], config: EditConfig) -> PromptSet:
     """Build the prompt set of one subject; texts of more tokens than the model takes are left out."""
-    limit, subject = editable.max_tokens, facts[0].subject
+    limit, subject, at = editable.max_tokens, facts[0].subject, config.key.fact_token
     # The bare prompts come first, so that an error in a fact is raised on its own prompt.
-    at = config.key.fact_token
     stated = [(i, *statement) for i, fact in enumerate(facts) for statement in fact.statements]
     bare = [replace(editable.encode(said, facts[i].new_object, span, limit), fact_token=at) for i, said, span in stated]
-    prompts: list[Encoded] = []
-    fact_of: list[int] = []
+    prompts: list[tuple[int, Encoded]] = []
     for first, (i, said, (start, end)) in zip(bare, stated, strict=True):
-        prompts.append(first)
+        prompts.append((i, first))
         for lead in leads:  # the prompt as a sentence of its own
             before = sentence(lead)
             span = start + len(before), end + len(before)
             text = replace(editable.encode(before + said, facts[i].new_object, span), fact_token=at)
-            prompts += [text] if len(text.ids) <= limit else []
-        fact_of += [i] * (len(prompts) - len(fact_of))
+            prompts += [(i, text)] if len(text.ids) <= limit else []
     forms = config.prompts.essence_prompts if config.value.kl_weight else ()
     about = [_essence_prompt(editable, form, subject, leads, at) for form in forms]
     essence = [text for text in about if len(text.ids) <= limit]
     share = config.key.mention_share if at != "last" else 0.0  # a mention has no prompt behind the subject
     mentions = [mention(editable, subject, lead, at) for lead in MENTIONS] if share else []
     mentions = [text for text in mentions if len(text.ids) <= limit]
-    return PromptSet(tuple(prompts), tuple(fact_of), tuple(essence), leads, tuple(mentions), share if mentions else 0.0)
+    fact_of, texts = zip(*prompts, strict=True)
+    return PromptSet(texts, fact_of, tuple(essence), leads, tuple(mentions), share if mentions else 0.0)
 
 
 def kept(editable: Editable, facts: Sequence[Fact], fact_token: FactToken) -> list[list[Encoded]]:
@@ -162,16 +154,13 @@ def kept(editable: Editable, facts: Sequence[Fact], fact_token: FactToken) -> li
     One has no subject where no δ is added in it: where it does not name the subject, or where δ is added at the last
     token of other prompts. FactError where one is too long for the model.
     """
-    texts = []
+    texts: list[list[Encoded]] = []
     for fact in facts:
-        spans = [next(occurrences(probe.prompt, fact.subject), None) for probe in fact.keep_probes]
-        encoded = [
-            editable.encode(
-                probe.prompt, probe.target or "", None if fact_token == "last" else span, editable.max_tokens
-            )
-            for probe, span in zip(fact.keep_probes, spans, strict=True)
-        ]
-        texts.append([replace(text, fact_token=fact_token) for text in encoded])
+        texts.append([])
+        for probe in fact.keep_probes:
+            span = None if fact_token == "last" else next(occurrences(probe.prompt, fact.subject), None)
+            text = editable.encode(probe.prompt, probe.target or "", span, editable.max_tokens)
+            texts[-1].append(replace(text, fact_token=fact_token))
     unanswered = [text for own in texts for text in own if not text.target_ids]
     answers = iter(own_answers(editable, unanswered) if unanswered else ())
     return [[text if text.target_ids else next(answers) or text for text in own] for own in texts]
@@ -200,12 +189,9 @@ class LayerKeys:
     """Keys and residual stream of one layer on the texts of n prompt sets, in the model as it is."""
 
     K: Tensor  # k* of each, with its mentions' share, [Σ d_ff, n], float64, on the device where the layer is solved
-    # mean over the same texts of the residual stream behind the layer at the subject's last token, [d_model, n],
-    # float64
-    streams: Tensor
-    # of each, the keys that it is the mean of, at the subject's last token, [texts, Σ d_ff], and their shares, [texts]
-    same: Sequence[Tensor]
-    shares: Sequence[Tensor]
+    streams: Tensor  # mean over the stating texts of the residual stream behind the layer there, [d_model, n], float64
+    same: Sequence[Tensor]  # of each, the keys that k* is the mean of, [texts, Σ d_ff]
+    shares: Sequence[Tensor]  # of each, the shares of these, [texts]
 
     def context_spread(self, weight: float) -> Tensor:
         """Return the spread of the keys over their contexts, [texts, Σ d_ff] (`algebra.updates.context_spread`)."""
@@ -219,22 +205,17 @@ def read_keys(
 
     Each process of `group` reads its share of the sets, and receives the keys of all.
     """
-    # Not the essence prompts: what follows them is to stay, so that no full δ is wanted there.
+    # Not the essence prompts: no full δ is wanted there.
     own = group.share(prompt_sets)
     texts = [text for prompt_set in own for text in (*prompt_set.prompts, *prompt_set.mentions)]
     keys, streams = group.in_all(lambda: read_at(editable, ff, texts))
     shares = [prompt_set.shares for prompt_set in own]
     sizes = [len(part) for part in shares]
     same, behind = list(keys.split(sizes)), list(streams.split(sizes))
-    means = [_mean(rows, part) for rows, part in zip(same, shares, strict=True)]
+    means = [part.to(rows.device) @ rows for rows, part in zip(map(double, same), shares, strict=True)]
     stating = [double(rows[: len(each.prompts)]).mean(0) for rows, each in zip(behind, own, strict=True)]
     K, streams = (torch.stack(group.exchange(columns), 1) for columns in (means, stating))
     return LayerKeys(K.to(ff.solve_device), streams, group.exchange(same), group.exchange(shares))
-
-
-def _mean(rows: Tensor, shares: Tensor) -> Tensor:
-    rows = double(rows)
-    return shares.to(rows.device) @ rows
 
 
 def without_sinks(editable: Editable, ff: FeedForward, prompt_sets: Sequence[PromptSet]) -> list[PromptSet]:
@@ -276,8 +257,7 @@ def read_layers(
         streams: dict[int, Tensor] = {}
 
         def take(own: dict[Address, Tensor], memory: KeyValueMemory, seen: Keys) -> None:
-            whole = seen.whole
-            own[memory.address] = whole[rows.to(whole.device)]
+            own[memory.address] = seen.whole[rows.to(seen.keys.device)]
 
         def take_stream(number: int, output: Tensor) -> None:
             streams[number] = output.reshape(-1, output.shape[-1])[rows.to(output.device)]
@@ -300,5 +280,5 @@ def read_layers(
     def ordered(rows: Sequence[Tensor]) -> Tensor:
         return torch.cat(list(rows))[order.to(rows[0].device)]
 
-    by_layer = [list(zip(*of_layer, strict=True)) for of_layer in zip(*parts, strict=True)]
-    return [(ordered(keys), ordered(streams)) for keys, streams in by_layer]
+    sides = (zip(*of_layer, strict=True) for of_layer in zip(*parts, strict=True))
+    return [(ordered(keys), ordered(streams)) for keys, streams in sides]

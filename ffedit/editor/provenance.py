@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any
@@ -17,7 +17,7 @@ from ffedit.algebra.key_moments import KeyMoments
 from ffedit.algebra.linalg import Metric, double
 from ffedit.algebra.low_rank import Dense, LowRank, Update
 from ffedit.editor.edit import Edit
-from ffedit.editor.job import Job
+from ffedit.editor.job import Job, Problem
 from ffedit.editor.key import PromptSet
 from ffedit.editor.value import Value
 from ffedit.facts.fact import Fact
@@ -57,6 +57,8 @@ class Record:
         if job.protected is not None:
             protected = job.protected.keys(job.editable, job.ff_layers)
             self.kept = {layer: torch.cat([keys, protected[layer].to(keys)], 1) for layer, keys in self.kept.items()}
+        averaging, of_model = job.editable.averaging, (None, job.editable.model.dtype)
+        names = {str(at): {"count": own.count, "left_out": [*own.left_out]} for at, own in job.names.items()}
         self._about: dict[str, Any] = {
             "method": method,
             "model": job.editable.name,
@@ -64,7 +66,7 @@ class Record:
             "base": fingerprint(job.editable),
             "chat": job.editable.chat,
             **dtypes(memories[0]),
-            **_averaged(job.editable),
+            **({"averaged_in": str(averaging).removeprefix("torch.")} if averaging not in of_model else {}),
             "layers": [ff.layer for ff in job.ff_layers],
             "after": [edit.fingerprint() for edit in job.preserve],
             "matrices": {str(memory.address): identity(memory) for memory in memories},
@@ -73,28 +75,17 @@ class Record:
             "division": {},
             "config": job.config.to_dict(),
             "statistics": {str(m.address): _statistics(job.stats[m.address]) for m in memories if job.stats},
-            **_names(job),
+            **({"names": names} if names else {}),
             **({"protected": job.protected.to_dict()} if job.protected is not None else {}),
             "versions": versions(),
         }
 
     def add(
-        self,
-        ff: FeedForward,
-        delta: LowRank,
-        subjects: Sequence[str],
-        keys: Tensor,
-        values: Tensor,
-        division: Sequence[float],
-        guarantee: Mapping[str, Any],
+        self, ff: FeedForward, subjects: Sequence[str], problem: Problem, delta: LowRank, guarantee: Mapping[str, Any]
     ) -> None:
-        """Record a change of one layer, on top of those before: key [Σ d_ff, n], value [d_model, n] of each subject.
-
-        `guarantee` is what the method guarantees of the solution, and its measured value; it is kept where the layer
-        has one solution.
-        """
-        solutions = self._solutions.setdefault(ff.layer, [])
-        solutions.append((delta.cpu(), keys.cpu(), values.cpu()))
+        """Record a solution of one layer, on top of those before; `guarantee` (`Method`) is kept of a single one."""
+        solutions, division = self._solutions.setdefault(ff.layer, []), divisions(delta, problem.metric)
+        solutions.append((delta.cpu(), problem.K.cpu(), problem.V.cpu()))
         for memory in ff.memories:
             at = str(memory.address)
             self._about["subjects"].setdefault(at, []).extend(subjects)
@@ -165,24 +156,19 @@ def how_solved(
 def value_searches(edit: Edit) -> list[ValueSearch | None]:
     """Return by fact how far the search for its value came; None where the edit does not record it."""
     about = edit.provenance
-    searches: dict[str, list[ValueSearch]] = {}
+    searches: dict[str, Iterator[ValueSearch]] = {}
     for solved in about.get("solved", ()):
         if "tokens" in solved:
             numbers = about.get("configs", {}).get(solved.get("from"), about.get("config", {}))["value"]
             target = numbers["target_probability"] if numbers["target_probability"] <= 1 else None
-            searches[solved["subject"]] = [
-                ValueSearch(tokens, len(solved["loss"]) - 1, numbers["steps"], probability, target)
-                for tokens, probability in zip(solved["tokens"], solved["probabilities"], strict=True)
-            ]
-    left = {subject: iter(own) for subject, own in searches.items()}
-    return [next(left.get(fact.subject, iter(())), None) for fact in edit.facts]
+            steps = len(solved["loss"]) - 1, numbers["steps"]
+            found = zip(solved["tokens"], solved["probabilities"], strict=True)
+            searches[solved["subject"]] = iter([ValueSearch(tokens, *steps, p, target) for tokens, p in found])
+    return [next(searches.get(fact.subject, iter(())), None) for fact in edit.facts]
 
 
 def _kept(ff: FeedForward, again: Collection[str], preserve: Sequence[Edit]) -> Tensor:
-    """Collect the keys that earlier edits stored in a layer, except of subjects written again, [Σ d_ff, p].
-
-    A key that was not routed to one of the memories is 0 there.
-    """
+    """Collect the keys that earlier edits stored in a layer, except of subjects written `again`, [Σ d_ff, p]."""
     columns: dict[tuple[int, str, int], dict[Address, Tensor]] = {}
     for number, edit in enumerate(preserve):
         for memory in ff.memories:
@@ -194,25 +180,15 @@ def _kept(ff: FeedForward, again: Collection[str], preserve: Sequence[Edit]) -> 
                 times[subject] += 1
     if not columns:
         return torch.empty(ff.shape[1], 0, dtype=torch.float64)
+    # A key that was not routed to one of the memories is 0 there.
     silent = {memory.address: torch.zeros(memory.d_ff, dtype=torch.float64) for memory in ff.memories}
     return torch.stack([torch.cat(list((silent | column).values())) for column in columns.values()], 1)
-
-
-def _names(job: Job) -> dict[str, Any]:
-    about = {str(at): {"count": names.count, "left_out": [*names.left_out]} for at, names in job.names.items()}
-    return {"names": about} if about else {}
 
 
 def _statistics(moments: KeyMoments) -> dict[str, Any]:
     about = {"corpus": moments.source, "tokens": moments.count}
     names = ("keys", "ridge", "condition", "convergence", "sinks", "fingerprint")
     return about | {name: getattr(moments, name) for name in names}
-
-
-def _averaged(editable: Editable) -> dict[str, str]:
-    """Return the dtype that statistics were computed in, where it is not the model's own."""
-    dtype = editable.averaging
-    return {} if dtype in (None, editable.model.dtype) else {"averaged_in": str(dtype).removeprefix("torch.")}
 
 
 def dtypes(memory: KeyValueMemory) -> dict[str, str]:

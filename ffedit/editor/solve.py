@@ -1,33 +1,38 @@
 """Solve for an edit: prompts -> keys -> values -> the smallest change -> store, for all facts or subject by subject.
 
-The values are chosen at the last of the layers. Several layers share the update (`Spread`), each at the keys computed
-with the layers below already changed. A method that writes one by one (ROME) solves for each subject on top of the
-changes of those before it.
+The values are chosen at the last of the layers. A method that writes one by one (ROME) solves for each subject on top
+of the changes of those before it.
+
+Several layers share the update (MEMIT, arXiv 2210.07229, section 4.3). v* of the last layer moves the residual stream
+behind it by s. From the lowest layer up, each takes an equal share of what is still missing of s, at the keys computed
+with the layers below already changed: V = W K + d with c N(W K + d) − c N(W K) = share (`OutputMap`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from hashlib import sha256
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from ffedit.algebra.low_rank import LowRank
 from ffedit.algebra.updates import check_exact
-from ffedit.editor.edit import Edit, restored, write_
-from ffedit.editor.job import Job, Problem
+from ffedit.editor.edit import Edit, restored
+from ffedit.editor.job import Job, Method, Problem
 from ffedit.editor.key import LayerKeys, PromptSet, build_prompts, read_keys, without_sinks
-from ffedit.editor.methods.method import Method
-from ffedit.editor.provenance import Record, divisions, how_solved
-from ffedit.editor.spread import Spread
+from ffedit.editor.output_map import OutputMap, find_output_map
+from ffedit.editor.provenance import Record, how_solved
+from ffedit.editor.statistics import entry
 from ffedit.editor.target_layers import check_routes
 from ffedit.editor.value import choose_values
+from ffedit.errors import EditError
 from ffedit.facts.fact import Fact
 from ffedit.files import cache
 from ffedit.model.feed_forward import FeedForward
 from ffedit.model.fingerprint import fingerprint
+from ffedit.model.tokenization import Encoded
 from ffedit.progress import Progress
 from ffedit.version import __version__
 
@@ -64,13 +69,20 @@ def _solve_batch(
             check_exact(K, record.kept[ff.layer].to(K.device))
     unfinished = _unfinished(job, prompt_sets)
     values = choose_values(editable, last, prompt_sets, keys, config.value, progress, group, unfinished)
-    spread = Spread(editable, last, prompt_sets, keys, values, group) if len(ff_layers) > 1 else None
-    V = torch.stack([value.v for value in values], 1)
+    V, before, text = torch.stack([value.v for value in values], 1), keys.streams, prompt_sets[0].prompts[0]
+    if len(ff_layers) > 1:
+        deltas = torch.stack([value.delta for value in values], 1)
+        way = _output_map(job, last, text, V - deltas)
+        wanted = way.factor * deltas if way.norm is None else way(V) - way(V - deltas)  # s
     for i, ff in enumerate(ff_layers):
-        if spread is not None:  # a single layer keeps its keys, since nothing below it changes
+        if len(ff_layers) > 1:  # a single layer keeps its keys, since nothing below it changes
             group.in_all(partial(check_routes, editable, ff, subjects, prompt_sets))
             keys = read_keys(editable, ff, prompt_sets, group)
-            V = spread.values(ff, keys, len(ff_layers) - i)
+            outputs, now = ff.matrix @ keys.K, keys
+            if ff is not last:
+                now = read_keys(editable, last, prompt_sets, group)
+            share = (wanted - (now.streams - before).to(wanted)) / (len(ff_layers) - i)
+            V = outputs + _output_map(job, ff, text, outputs).output_change(outputs, share.to(outputs))
         write = not (is_last and ff is last)
         group.in_all(partial(store, method, record, ff, subjects, keys, keys.K, V, write))
         progress("solving", i + 1, len(ff_layers))
@@ -99,9 +111,10 @@ def store(
     moments, names = [job.stats[memory.address] for memory in ff.memories], job.names.get(ff.layer)
     problem = Problem(W, K, V.to(W.device), moments, spread, record.kept[ff.layer].to(W.device), job.config, names)
     delta = method.solve(problem)
-    record.add(ff, delta, subjects, K, problem.V, divisions(delta, problem.metric), method.guarantee(problem, delta))
+    record.add(ff, subjects, problem, delta, method.guarantee(problem, delta))
     if write:
-        write_(ff, delta)
+        for memory, right in zip(ff.memories, ff.split(delta.right, 1).values(), strict=True):
+            memory.write_(LowRank(delta.left, right))
 
 
 def _unfinished(job: Job, prompt_sets: Sequence[PromptSet]) -> Path:
@@ -112,4 +125,15 @@ def _unfinished(job: Job, prompt_sets: Sequence[PromptSet]) -> Path:
     ]
     about = [__version__, fingerprint(job.editable), job.ff_layers[-1].layer, job.process_group]
     about += [job.config.value, job.config.key.mention_share, texts, [len(each.keep) for each in prompt_sets]]
-    return cache.path("values", sha256(repr(about).encode()).hexdigest()[:24], ".safetensors")
+    return entry("values", repr(about))
+
+
+def _output_map(job: Job, ff: FeedForward, text: Encoded, outputs: Tensor) -> OutputMap:
+    """Find how the outputs W k* of a layer, [d_model, n], reach the stream; EditError where that is not known."""
+    way = job.process_group.in_all(lambda: find_output_map(job.editable, ff, text, outputs[:, 0]))
+    if not way.known:
+        raise EditError(
+            f"layer {ff.layer} changes its feed-forward output before it reaches the residual stream (by "
+            f"{way.gap:.0%}), so several layers cannot share a value; name one layer"
+        )
+    return way

@@ -1,18 +1,15 @@
 """Collect the second moments of the keys of several layers in one pass over ordinary text, and cache them.
 
 C = E[k kᵀ] determines which keys an edit is to disturb least. By default (`Corpus.weighting`) the expectation is the
-mean over running text, as ROME was published: a word counts as often as it is read. `weighting="types"` takes it over
-token *types* instead: each occurrence is weighted by one over the number of times its token occurs, so that a name that
-occurs once counts as much as "the".
+mean over running text, as ROME was published. `weighting="types"` takes it over token *types*: each occurrence counts
+one over the number of times its token occurs, so that a name that occurs once counts as much as "the".
 
 A row of text begins as the model's texts do, with what the tokenizer puts in front (`text.begin_rows`). Those tokens
 are no text, and the first of a row, whichever it is, is an attention sink, whose key does not depend on the token: both
 are left out. Later sinks are detected by the norm of their keys (`key_moments`).
 
-One forward pass computes the keys of every layer up to the deepest one requested. The result is cached under a
-fingerprint of everything it depends on; so is an interrupted pass. Statistics of another model, layer or precision
-would silently make an edit worse, so each file (`statistics_files`) holds the fingerprint too, and the names for the
-error about a mismatch.
+The result is cached under a fingerprint of everything it depends on; so is an interrupted pass. Statistics of another
+model, layer or precision would silently make an edit worse, so each file holds the fingerprint too.
 """
 
 from __future__ import annotations
@@ -73,10 +70,10 @@ def collect(
 ) -> dict[Address, KeyMoments]:
     """Collect C of all `memories` over `corpus`: cached moments are read, the others computed in one pass.
 
-    With a `tolerance`, the pass stops as soon as no layer's convergence (`KeyMoments.convergence`) is above it, checked
-    each time the text has doubled; tokens are still weighted by their frequencies in all of the text. Each process of
-    `group` runs its share of the batches, and all receive the moments. EditError where the corpus, or the model's keys
-    on it, cannot be used, or a tolerance is asked of several processes.
+    With a `tolerance`, the pass stops as soon as no layer's `KeyMoments.convergence` is above it, checked each time the
+    text has doubled; tokens are still weighted by their frequencies in all of the text. Each process of `group` runs
+    its share of the batches. EditError where the corpus, or the model's keys on it, cannot be used, or a tolerance is
+    asked of several processes.
     """
     if tolerance is not None and group.size > 1:
         raise EditError("a tolerance cannot end a pass that several processes share; leave it out")
@@ -87,12 +84,12 @@ def collect(
     text, beginning = identity(editable, corpus, ids)
     dtype = agreed_dtype(editable, group)
     marks, rules = _marks(editable, memories), _rules(editable, corpus)
-    whole, partial_text = (
-        {at: _entry("moments", f"{mark}:{text}:{rules}{part}") for at, mark in marks.items()}
+    whole, in_part = (
+        {at: entry("moments", f"{mark}:{text}:{rules}{part}") for at, mark in marks.items()}
         for part in ("", f":{tolerance}")
     )
     # Moments of the whole text also satisfy a tolerance.
-    kept = {at: whole[at] if tolerance is None or whole[at].exists() else partial_text[at] for at in marks}
+    kept = {at: whole[at] if tolerance is None or whole[at].exists() else in_part[at] for at in marks}
     collected = {at: moments for at, path in kept.items() if (moments := _cached(path, marks[at]))}
     # Processes on several machines have caches of their own: what one lacks, all collect.
     lacking = {name for names in group.gather([str(at) for at in marks if at not in collected]) for name in names}
@@ -100,7 +97,7 @@ def collect(
     missing = sorted((m for m in memories if m.address not in collected), key=lambda memory: memory.address)
     share = f":{group}" if group.size > 1 else ""
     # By all memories: a process that was killed between the first entry and the last goes on with the same pass.
-    unfinished = _entry("passes", f"{rules}:{tolerance}:{text}:{sorted(marks.values())}{share}")
+    unfinished = entry("passes", f"{rules}:{tolerance}:{text}:{sorted(marks.values())}{share}")
     if missing:
         _check_room(missing)
         ids = sampled(editable, corpus, text, progress) if ids is None else ids
@@ -111,28 +108,27 @@ def collect(
                 return _pass(editable, missing, corpus, ids, unfinished, progress, tolerance, group)
 
         fitters, seconds = group.in_all(run)
-        if group.size > 1:
-            for fitter in fitters.values():
-                fitter.add_up_(group.add_up_)
-                # Where the first batch brings no key (to an expert), each process has drawn its own probes, or none.
-                own = torch.zeros(0, len(fitter.halves[0])) if fitter.probes is None else fitter.probes
-                probes = max(group.exchange([own]), key=len)
-                fitter.probes = probes if len(probes) else None
+        for fitter in fitters.values() if group.size > 1 else ():
+            fitter.add_up_(group.add_up_)
+            # Where the first batch brings no key (to an expert), each process has drawn its own probes, or none.
+            own = torch.zeros(0, len(fitter.halves[0])) if fitter.probes is None else fitter.probes
+            probes = max(group.exchange([own]), key=len)
+            fitter.probes = probes if len(probes) else None
         layers = [str(memory.address) for memory in missing]
         logger.info("keys of %s over %d tokens of %s in %.1f s", layers, len(ids), words, seconds)
         source = f"{words}, weighted by {corpus.weighting}"
         if dtype != editable.model.dtype:
             source += f", computed in {str(dtype).removeprefix('torch.')}"
-        shared = {"weighting": corpus.weighting, "seconds": seconds}
+        about = {"texts": (beginning,), "model": editable.name, "weighting": corpus.weighting, "seconds": seconds}
 
         def finish() -> None:
             for memory in missing:
                 at, weights = memory.address, str(memory.dtype).removeprefix("torch.")
-                about = {"texts": (beginning,), "model": editable.name, "address": str(at), "dtype": weights, **shared}
                 with refuse_out_of_memory(_no_room(missing)):
                     device = solve_device(device_of(memory.module), HELD * memory.d_ff**2)
-                    collected[at] = fitters.pop(at).moments(source, marks[at], device, **about)
-                cache.write(whole[at] if collected[at].count == len(ids) else partial_text[at], collected[at].save)
+                    fitter = fitters.pop(at)
+                    collected[at] = fitter.moments(source, marks[at], device, address=str(at), dtype=weights, **about)
+                cache.write(whole[at] if collected[at].count == len(ids) else in_part[at], collected[at].save)
 
         group.in_all(finish)
     cache.forget(unfinished)
@@ -151,9 +147,8 @@ def agreed_dtype(editable: Editable, group: ProcessGroup) -> torch.dtype:
 def in_cache(editable: Editable, memories: Iterable[KeyValueMemory], corpus: Corpus) -> list[Address]:
     """Return those of `memories` whose moments `collect` would read from the cache."""
     text, _ = identity(editable, corpus, _text(editable, corpus, silent)[0])
-    rules = _rules(editable, corpus)
-    marks = _marks(editable, memories).items()
-    return [at for at, mark in marks if _entry("moments", f"{mark}:{text}:{rules}").exists()]
+    marks, rules = _marks(editable, memories).items(), _rules(editable, corpus)
+    return [at for at, mark in marks if entry("moments", f"{mark}:{text}:{rules}").exists()]
 
 
 def _marks(editable: Editable, memories: Iterable[KeyValueMemory]) -> dict[Address, str]:
@@ -180,7 +175,7 @@ def _text(editable: Editable, corpus: Corpus, progress: Progress) -> tuple[Tenso
 def _cached(path: Path, fingerprint: str) -> KeyMoments | None:
     """Read cached moments; None if the file is missing, damaged, or of another version."""
     try:
-        return read_whole(path, lambda entry: KeyMoments.load(entry, fingerprint))
+        return read_whole(path, lambda file: KeyMoments.load(file, fingerprint))
     except (EditError, OSError):
         return None
 
@@ -188,8 +183,8 @@ def _cached(path: Path, fingerprint: str) -> KeyMoments | None:
 def cached_eigh(C: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
     """Return eigenvalues, ascending, and eigenvectors of C [d_ff, d_ff], all float64 on the CPU; they are cached.
 
-    They are found by the numbers of C itself, whatever text or folder it came from; a file that is not a decomposition
-    of C, by a random vector, is ignored. `device` computes them, if it has room for `EIGH` such matrices.
+    A file that is not a decomposition of C, by a random vector, is ignored. `device` computes them, if it has room for
+    `EIGH` such matrices.
     """
     path = cache.path("eigenvectors", hashlib.sha256(C.contiguous().numpy().data).hexdigest()[:24], ".safetensors")
     try:
@@ -259,9 +254,8 @@ def check_stats(editable: Editable, memories: Sequence[KeyValueMemory], stats: M
 
     Edits applied below a layer change its keys only slightly, so statistics of the unedited model are accepted too.
     """
-    missing = next((memory.address for memory in memories if memory.address not in stats), None)
-    if missing is not None:
-        raise EditError(f"no statistics of layer {missing} were given; collect them with `ffedit stats`")
+    if missing := [memory.address for memory in memories if memory.address not in stats]:
+        raise EditError(f"no statistics of layer {missing[0]} were given; collect them with `ffedit stats`")
     for memory in differing(editable, memories, stats):
         raise misfit(stats[memory.address], memory, editable)
 
@@ -294,7 +288,8 @@ def misfit(moments: KeyMoments, memory: KeyValueMemory | None, editable: Editabl
     return EditError(f"these are statistics of {moments.of}, but {why}; collect them anew with `ffedit stats`")
 
 
-def _entry(kind: str, about: str) -> Path:
+def entry(kind: str, about: str) -> Path:
+    """Return the path of a cached file of this kind, by all that it depends on."""
     return cache.path(kind, hashlib.sha256(about.encode()).hexdigest()[:24], ".safetensors")
 
 
@@ -318,15 +313,14 @@ def _pass(
     started = time.perf_counter() - _resume(unfinished, fitters)
     first = fitters[memories[0].address]
     try:
-        while first.batches * size < len(ids) and not _converged(fitters.values(), tolerance):
-            batch = first.batches
+        while (batch := first.batches) * size < len(ids) and not _converged(fitters.values(), tolerance):
             if batch and batch % group.size != group.rank:  # another process's
                 for fitter in fitters.values():
                     fitter.batches += 1
                 continue
             now = slice(batch * size, (batch + 1) * size)
             with delay_interrupt():
-                _batch(editable, memories, fitters, ids[now], weights[now], length)
+                _batch(editable, fitters, ids[now], weights[now], length)
                 if not batch and not group.first:  # it tells all processes how long a key is, and the first counts it
                     for fitter in fitters.values():
                         fitter.forget_counts()
@@ -371,14 +365,9 @@ def _resume(unfinished: Path, fitters: Mapping[Address, KeyMomentsFitter]) -> fl
 
 
 def _batch(
-    editable: Editable,
-    memories: Sequence[KeyValueMemory],
-    fitters: Mapping[Address, KeyMomentsFitter],
-    ids: Tensor,
-    weights: Tensor,
-    length: int,
+    editable: Editable, fitters: Mapping[Address, KeyMomentsFitter], ids: Tensor, weights: Tensor, length: int
 ) -> None:
-    """Run `ids` [n] in rows of `length` up to the last of `memories`; update each fitter with its keys on the way.
+    """Run `ids` [n] in rows of `length` up to the last layer; update each fitter with its keys on the way.
 
     If memory runs out, the rows are split; keys that fitters of lower layers have counted are not counted again.
     """
@@ -388,18 +377,18 @@ def _batch(
     ff_layers = by_layer(editable, fitters)
 
     def take(batch: Sequence[int], memory: KeyValueMemory, seen: Keys) -> None:
-        now = slice(taken[memory.address], min((batch[-1] + 1) * length, len(ids)))
-        if now.start >= now.stop:
+        before = batch[0] * length  # tokens of earlier rows
+        start, stop = taken[memory.address], min((batch[-1] + 1) * length, len(ids))
+        if start >= stop:
             return
-        first, last = now.start - batch[0] * length, now.stop - batch[0] * length
-        fitter, ends = fitters[memory.address], now.stop == len(ids)
+        fitter, ends = fitters[memory.address], stop == len(ids)
         if seen.rows is None:
-            fitter.update(seen.keys[first:last], weights[now], ends)
+            fitter.update(seen.keys[start - before : stop - before], weights[start:stop], ends)
         else:
-            inside = (seen.rows >= first) & (seen.rows < last)
-            at = seen.rows[inside].cpu() + batch[0] * length
-            fitter.update(seen.keys[inside], weights[at], ends, last - first)
-        taken[memory.address] = now.stop
+            at = seen.rows + before
+            inside = (at >= start) & (at < stop)
+            fitter.update(seen.keys[inside], weights[at[inside].cpu()], ends, stop - start)
+        taken[memory.address] = stop
 
     def run(batch: Sequence[int]) -> None:
         with ExitStack() as stack:
@@ -408,7 +397,7 @@ def _batch(
             stack.enter_context(ff_layers[-1].idle())
             replay.run_to(editable, rows[list(batch)], ff_layers[-1].layer)
 
-    for _ in split_on_oom(run, range(len(rows)), _no_room(memories)):
+    for _ in split_on_oom(run, range(len(rows)), _no_room([editable.memories[at] for at in fitters])):
         pass
 
 

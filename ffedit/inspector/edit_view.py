@@ -2,13 +2,9 @@
 
     W + Δ,  Δ = v wᵀ:    (W + Δ) m = W m + (w·m) v
 
-An update of rank one is one more memory in the layer. Its coefficient is c = w·m, so its key is a pattern over the
-coefficients of all others; its value is v. An update of higher rank is several memories, those of its singular value
-decomposition. Each is scaled so that c = 1 at the key it was solved for: v = Δ k* is then what the edit adds to the
-layer's output at the fact, and c the multiple of v that it adds on another text.
-
-Two passes over the same rows, without and with the edit, keep a few numbers for each position: the coefficients of the
-added memories, whose largest are their triggers, and the predictions that change.
+An update of rank one is one more memory in the layer, of coefficient c = w·m and value v. One of higher rank is several
+memories, those of its singular value decomposition. Each is scaled so that c = 1 at the key it was solved for: v = Δ k*
+is then what the edit adds to the layer's output at the fact, and c the multiple of v that it adds on another text.
 """
 
 from __future__ import annotations
@@ -24,8 +20,9 @@ from transformers import PreTrainedTokenizerBase
 from ffedit.algebra.linalg import double
 from ffedit.algebra.low_rank import LowRank, Update
 from ffedit.editor.edit import Edit, check_edit
+from ffedit.editor.statistics import by_layer
 from ffedit.facts.text import change
-from ffedit.inference.corpus import Corpus
+from ffedit.inference.corpus import Corpus, check_corpus
 from ffedit.inference.generation import log_softmax
 from ffedit.inspector.memory_view import READ_TOKENS
 from ffedit.inspector.prompt_view import PromptView, inspect_prompt
@@ -75,10 +72,10 @@ class AddedMemory(View):
 class LayerChange(View):
     """One layer that changed, or one expert of a layer."""
 
-    address: Address  # the layer, and the expert
+    address: Address
     norm: float  # ‖Δ‖
     relative: float  # ‖Δ‖ / ‖W‖
-    added: tuple[AddedMemory, ...]  # the memories that the update adds
+    added: tuple[AddedMemory, ...]
 
 
 @dataclass(frozen=True)
@@ -125,6 +122,7 @@ def inspect_edit(
     """
     check_model(editable)
     check_edit(edit)
+    check_corpus(corpus)
     edit.check(editable)
     corpus, tokenizer = corpus or Corpus(tokens=READ_TOKENS), editable.tokenizer
     updates = {address: edit.updates[address].cpu() for address in sorted(edit.updates)}
@@ -137,8 +135,9 @@ def inspect_edit(
         added[memory.address].append(AddedMemory(memory.share, memory.written, value, triggers))
     layers = []
     for address, update in updates.items():
-        relative = update.norm() / float(torch.linalg.matrix_norm(editable.memories[address].value.float()))
-        layers.append(LayerChange(address, update.norm(), relative, tuple(added[address])))
+        norm = update.norm()
+        relative = norm / float(torch.linalg.matrix_norm(editable.memories[address].value.float()))
+        layers.append(LayerChange(address, norm, relative, tuple(added[address])))
     prompts = [fact.text for fact in edit.facts[:MOST_FACTS]]
     before = [inspect_prompt(editable, prompt, top=top) for prompt in prompts]
     with edit.applied(editable):
@@ -169,7 +168,12 @@ class RankOneMemory:
 
 def added_memories(address: Address, update: Update, keys: Tensor, count: int) -> list[RankOneMemory]:
     """Decompose Δ [d_model, d_ff], solved for `keys` [d_ff, n], and return the `count` largest memories."""
-    left, sizes, right = _singular(update)
+    if isinstance(update, LowRank):  # from the factors
+        (q, r), (p, s) = (torch.linalg.qr(double(side)) for side in (update.left, update.right.T))
+        inner, sizes, outer = torch.linalg.svd(r @ s.T, full_matrices=False)
+        left, right = q @ inner, outer @ p.T
+    else:
+        left, sizes, right = torch.linalg.svd(double(update.dense), full_matrices=False)
     total = float(sizes.square().sum()) or 1.0
     memories = []
     for u, size, w in zip(left.T[:count], sizes[:count], right[:count], strict=True):
@@ -181,16 +185,6 @@ def added_memories(address: Address, update: Update, keys: Tensor, count: int) -
         scale = strongest if written else w[w.abs().argmax()].sign()
         memories.append(RankOneMemory(address, w / scale, u * size * scale, float(size) ** 2 / total, written))
     return memories
-
-
-def _singular(update: Update) -> tuple[Tensor, Tensor, Tensor]:
-    """Return Δ = U diag(σ) Vᵀ in float64: U [d_model, r], σ [r], Vᵀ [r, d_ff]; from the factors of a `LowRank` Δ."""
-    if not isinstance(update, LowRank):
-        svd: tuple[Tensor, Tensor, Tensor] = torch.linalg.svd(double(update.dense), full_matrices=False)
-        return svd
-    (q, r), (p, s) = (torch.linalg.qr(double(side)) for side in (update.left, update.right.T))
-    left, sizes, right = torch.linalg.svd(r @ s.T, full_matrices=False)
-    return q @ left, sizes, right @ p.T
 
 
 @dataclass(frozen=True, eq=False)
@@ -253,8 +247,7 @@ def _read(
     editable: Editable, ids: Tensor, inside: Tensor, addresses: Iterable[Address]
 ) -> tuple[Tensor, dict[Address, Tensor]]:
     """Run ids [rows, t]; return log p [n, vocabulary] and the coefficients [n, d_ff] at `addresses`, both `inside`."""
-    changed = frozenset(addresses)
-    layers = [editable.feed_forward[layer].only(changed) for layer in sorted({address.layer for address in changed})]
+    layers = by_layer(editable, addresses)
     with ExitStack() as stack:
         seen = [stack.enter_context(layer.keys()) for layer in layers]
         logits = editable.run(input_ids=ids.to(editable.device), use_cache=False).logits

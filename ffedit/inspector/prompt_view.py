@@ -1,12 +1,9 @@
 """The contribution of each feed-forward layer at a prompt's end, and the memories that make it.
 
 A layer adds its output to the residual stream, after = before + output. Each of the three is read through the final
-norm and the unembedding (`views`): the model's prediction if it ended there, without the layer, with the layer's output
-alone, with both (Geva et al. 2021, arXiv 2012.14913, section 5). *Output* is the vector that is added, so with a norm
-behind the feed-forward layer (Gemma 2, OLMo 2) it is the normed one.
-
-In most models *before* is the stream after the block's attention. Where a block runs attention and feed-forward in
-parallel on one input (GPT-J, GPT-NeoX, Falcon), it is the block's input plus the attention's output.
+norm and the unembedding (`views`; Geva et al. 2021, arXiv 2012.14913, section 5). *Output* is the vector that is added,
+so with a norm behind the feed-forward layer (Gemma 2, OLMo 2) it is the normed one. *Before* is the stream after the
+block's attention, also where both run in parallel on one input (GPT-J, GPT-NeoX, Falcon).
 
 The feed-forward output before any norm is o = Σ_i m_i v_i + b. The *strength* of memory i is |m_i| ‖v_i‖; its *share*
 is m_i v_i·o / ‖o‖², negative where it points against o; the shares of all memories and the bias add up to 1. The
@@ -41,8 +38,7 @@ class ActiveMemory(View):
     coefficient: float  # m_i
     strength: float  # |m_i| ‖v_i‖
     share: float  # m_i v_i·o / ‖o‖², of the layer's output o
-    # The top token of its contribution: of v_i, or of −v_i where the coefficient is negative.
-    promotes: TokenProbability
+    promotes: TokenProbability  # the top token of v_i, or of −v_i where the coefficient is negative
 
 
 @dataclass(frozen=True)
@@ -73,8 +69,7 @@ class LayerView(View):
     output: Readout  # the vector that the layer adds
     after: Readout  # their sum
     firing: tuple[ActiveMemory, ...]  # the strongest memories, the strongest first
-    # Experts of a mixture that the token is routed to, the largest weight first; none in a dense layer.
-    experts: tuple[ExpertView, ...] = ()
+    experts: tuple[ExpertView, ...] = ()  # of a mixture, those that the token is routed to, the largest weight first
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,13 +23,6 @@ from ffedit.model.tokenization import pad, plain_ids
 from ffedit.progress import Progress, silent
 
 Row = tuple[int, ...]
-
-
-class Inputs(NamedTuple):
-    """Rows as a model runs them, padded on the right."""
-
-    ids: Tensor  # token ids, [n, t]
-    inside: Tensor  # True where an id is no padding, [n, t]
 
 
 def rows_of(editable: Editable, corpus: Corpus, progress: Progress = silent) -> Iterator[Row]:
@@ -111,10 +103,10 @@ class Positions:
             chosen.setdefault(self.prefix(position), position)
         return list(chosen.values())
 
-    def batches(self, tokens: int) -> Iterator[Inputs]:
-        """Yield the rows in order, about `tokens` positions at a time."""
+    def batches(self, tokens: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield the rows in order, about `tokens` positions at a time: ids [n, t], and True where one is no padding."""
         size = max(1, tokens // (max(map(len, self.rows)) - 1))
         for first in range(0, len(self.rows), size):
             rows = self.rows[first : first + size]
             ids = pad([row[:-1] for row in rows])
-            yield Inputs(ids, torch.arange(ids.shape[1]) < torch.tensor([len(row) - 1 for row in rows])[:, None])
+            yield ids, torch.arange(ids.shape[1]) < torch.tensor([len(row) - 1 for row in rows])[:, None]

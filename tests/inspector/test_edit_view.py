@@ -120,4 +120,6 @@ def test_an_edit_that_is_in_the_model_or_of_another_is_refused(corpus: Corpus) -
         inspect_edit(editable, edit, corpus=corpus)
     with pytest.raises(EditError):
         inspect_edit(zoo.build("gpt2", seed=1), edit, corpus=corpus)
+    with pytest.raises(EditError, match="a text was expected"):
+        inspect_edit(editable, edit, corpus="file.txt")  # type: ignore[arg-type]
     assert not editable.history.edits

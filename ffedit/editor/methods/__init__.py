@@ -11,11 +11,11 @@ from dataclasses import replace
 from typing import Any
 
 from ffedit.editor.config import EditConfig, dotted
+from ffedit.editor.job import Method as Method
 from ffedit.editor.methods.alphaedit import ALPHAEDIT
 from ffedit.editor.methods.emmet import EMMET
 from ffedit.editor.methods.finetune import FT, FT_L
 from ffedit.editor.methods.memit import MEMIT
-from ffedit.editor.methods.method import Method as Method
 from ffedit.editor.methods.rome import ROME
 from ffedit.editor.names import GROUP
 from ffedit.errors import EditError, choices

@@ -17,9 +17,8 @@ from ffedit.algebra.linalg import Moment, blocks_of, diagonal
 from ffedit.algebra.low_rank import LowRank
 from ffedit.algebra.updates import null_space
 from ffedit.editor.config import check_numbers
-from ffedit.editor.job import Problem
-from ffedit.editor.methods.method import Method
-from ffedit.editor.methods.published import PAPER_MEMIT
+from ffedit.editor.job import Method, Problem
+from ffedit.editor.methods.memit import PAPER_MEMIT
 from ffedit.editor.statistics import cached_eigh
 
 # Of the mean eigenvalue: makes the contexts' second moment, which may lack directions, positive definite. It bounds Δ
@@ -45,8 +44,11 @@ class AlphaEditConfig:
 
 def solve(problem: Problem) -> LowRank:
     """Return argmin_Δ ‖(W + Δ) K − V‖² + ‖Δ K_p‖² + tr(Δ S Δᵀ) + λ ‖Δ‖² among Δ = Δ P, S of the contexts' spread."""
-    own = _with_ridge(problem.own) if problem.config.key.context_weight else None
-    ridge = problem.config.of("alphaedit", AlphaEditConfig).ridge
+    own, ridge = None, problem.config.of("alphaedit", AlphaEditConfig).ridge
+    if problem.config.key.context_weight:
+        blocks = blocks_of(problem.own)
+        small = RIDGE * float(torch.cat([block.diagonal() for block in blocks]).mean())
+        own = diagonal([block + small * torch.eye(len(block)).to(block) for block in blocks])
     return null_space(problem.W, problem.K, problem.V, unused(problem), ridge, problem.kept, own)
 
 
@@ -55,12 +57,6 @@ def unused(problem: Problem) -> Moment:
     share = problem.config.of("alphaedit", AlphaEditConfig).null_share
     device, eigh = problem.W.device, partial(cached_eigh, device=problem.W.device)
     return diagonal([moments.unused(share, eigh).to(device) for moments in problem.moments])
-
-
-def _with_ridge(own: Moment) -> Moment:
-    """Return `own` with a ridge that makes it positive definite."""
-    ridge = RIDGE * float(torch.cat([block.diagonal() for block in blocks_of(own)]).mean())
-    return diagonal([block + ridge * torch.eye(len(block)).to(block) for block in blocks_of(own)])
 
 
 def guarantee(problem: Problem, delta: LowRank) -> dict[str, Any]:

@@ -5,17 +5,9 @@ Gupta et al. 2024, arXiv 2403.14236. ROME for several facts at once; they must n
 
 from __future__ import annotations
 
-from ffedit.algebra.low_rank import LowRank
-from ffedit.algebra.updates import equality
-from ffedit.editor.job import Problem
-from ffedit.editor.methods.method import Method
-from ffedit.editor.methods.published import PAPER_MEMIT
-
-
-def solve(problem: Problem) -> LowRank:
-    """Return the Δ of smallest C-norm with (W + Δ) K = V and Δ K_p = 0."""
-    return equality(problem.W, problem.K, problem.V, problem.metric, problem.kept)
-
+from ffedit.editor.job import Method
+from ffedit.editor.methods.memit import PAPER_MEMIT
+from ffedit.editor.methods.rome import solve
 
 # EMMET takes MEMIT's procedure for v*, and so its numbers.
 EMMET = Method(

@@ -22,9 +22,8 @@ from torch import Tensor
 from ffedit.algebra.linalg import double
 from ffedit.editor.config import check_numbers
 from ffedit.editor.edit import Edit, restored
-from ffedit.editor.job import Job
+from ffedit.editor.job import Job, Method
 from ffedit.editor.key import build_prompts
-from ffedit.editor.methods.method import Method
 from ffedit.editor.provenance import Record
 from ffedit.errors import EditError
 from ffedit.inference import generation, replay
