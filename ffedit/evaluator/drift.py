@@ -50,15 +50,20 @@ class GenericText:
     """Text to measure drift and perplexity on, with the unedited model's next-token distributions on it.
 
     Of a text file, or without `path` of text that the model samples. With `layer`, whatever is measured later on this
-    model differs from it in this layer and above only. `perplexity` is that of the unedited model.
+    model differs from it in this layer and above only.
 
-    Raises EditError where the file cannot be read, or is too short.
+    Attributes:
+        rows: token ids, rows of equal length, each begun with the model's `start_tokens`.
+        drift_rows: number of rows that drift is measured on, and number of all rows.
+        perplexity: perplexity of the unedited model.
+
+    Raises:
+        EditError: the file cannot be read, or is too short.
     """
 
     def __init__(self, editable: Editable, path: str | Path | None = None, layer: int | None = None) -> None:
         self._editable, self._layer = editable, layer if path is None else None
         self._measured = False
-        # Token ids, rows of equal length, each begun with the model's `start_tokens`.
         if path is None:
             self.rows = own_text(editable, DRIFT_ROWS, min(DRIFT_TOKENS, editable.max_tokens), DRIFT_SEED)
         else:
@@ -66,7 +71,7 @@ class GenericText:
         vocabulary = editable.model.config.get_text_config().vocab_size
         count, most_rows = len(self.rows), max(1, TEXT_BYTES // (4 * vocabulary * len(self.rows[0])))
         self._compared = set(Random(DRIFT_SEED).sample(range(count), min(count, most_rows)))
-        self.drift_rows = len(self._compared), count  # number of rows that drift is measured on, and of all
+        self.drift_rows = len(self._compared), count
         self._reference: dict[int, Tensor] = {}
         kept = self._kept()
         # By row: the states that enter the layer and those that leave the last one, [2, tokens, d_model], on the CPU.

@@ -39,16 +39,21 @@ PROBE = "The Eiffel Tower, 300 m tall, was BUILT in 1889; it's in Paris.\n東京
 class Evaluation:
     """Prompts of facts, prepared on the unedited model, that can be run on any state of it any number of times.
 
-    The scores of the unedited model are in `before`, those with an `edit` in `after`, where one is to be measured at
-    once: both states generate in the same steps, which takes half as long.
+    The scores of the unedited model are in `before`, those with an `edit` in `after`.
 
-    `facts` are all facts of the edit: a prompt of one that another changes is excluded. `only` are the indices of those
-    to evaluate, a share for one of several processes, and `weights` the `reference_weights` of a whole data set. With
-    `full`, what takes longest is measured, too: sampled text (entropy, consistency), neighbors behind the edit's
-    sentence.
+    Args:
+        editable: the unedited model.
+        facts: all facts of the edit; a prompt of one fact that another fact of the edit changes is excluded.
+        progress: progress callback.
+        full: also measure what takes longest: sampled text (entropy, consistency), neighbors behind the edit's
+            sentence.
+        only: indices of the facts to evaluate, a share for one of several processes; None for all.
+        weights: `reference_weights` of a whole data set; None for those of `facts`.
+        edit: an edit to be measured at once: both states generate in the same steps, which takes half as long.
 
-    Raises FactError for a prompt or object that does not fit the tokenizer or the model, and ModelError where the
-    model's numbers are not finite.
+    Raises:
+        FactError: a prompt or object does not fit the tokenizer or the model.
+        ModelError: the model's numbers are not finite.
     """
 
     def __init__(
@@ -79,8 +84,12 @@ class Evaluation:
     def scores(self, editable: Editable | None = None, only: Sequence[int] | None = None) -> tuple[FactScores, ...]:
         """Run all prompts on the model in its current state and return the scores of each fact.
 
-        Or on another model with the same tokenizer, an edited one; and of those facts alone whose indices are `only`.
-        Raises ModelError where the model's numbers are not finite.
+        Args:
+            editable: another model with the same tokenizer, an edited one; None for the model given at construction.
+            only: indices of facts, among those prepared; None for all of these.
+
+        Raises:
+            ModelError: the model's numbers are not finite.
         """
         indices = list(self._questions) if only is None else only
         return self._score(self._ask(editable or self.editable, indices), indices)

@@ -127,8 +127,9 @@ def degenerate(ids: Sequence[int], special: Collection[int]) -> float:
 def term_weights(documents: Sequence[str]) -> dict[str, float]:
     """Inverse document frequencies, ln((1 + N) / (1 + df)) + 1, of terms of two letters or more, in lower case.
 
-    As scikit-learn's `TfidfVectorizer`, which ROME fits on all attribute snippets of CounterFact, whatever is scored.
-    Here N and df count the reference texts of the facts, each as often as facts hold it: weights change with the set.
+    The formula and the terms are those of scikit-learn's `TfidfVectorizer`, which ROME uses. ROME fits it on all
+    attribute snippets of CounterFact (`idf.npy` beside the data), whatever is scored. Here N and df count the reference
+    texts of the facts, each as often as facts hold it: the weights change with the set.
     """
     counts = Counter(term for document in documents for term in set(_TERMS.findall(document.lower())))
     return {term: math.log((1 + len(documents)) / (1 + df)) + 1 for term, df in counts.items()}

@@ -152,7 +152,10 @@ class Generations:
         return taken
 
     def finish(self, intervene: Intervention = nullcontext) -> None:
-        """Go on from the prompts that wait, and as `begin_rest` does."""
+        """Go on from the prompts that wait, and from those of which no pass left keys and values.
+
+        Where `follow` saw no pass at all, that is all prompts, and `intervene` acts in their passes.
+        """
         _go_on(self._taken())
         self.begin_rest(intervene)
 
@@ -245,7 +248,8 @@ class Generations:
 def finish_together(plain: Generations, edited: Generations, weights: Mapping[KeyValueMemory, nn.Parameter]) -> None:
     """Finish what a model says as it is, and with an edit whose value matrices are `weights`, in the same steps.
 
-    A step takes as long for twice as many rows: it reads all weights. Neither has prompts left to `begin_rest`.
+    A step takes as long for twice as many rows: it reads all weights. `edited` followed passes of the edited model, as
+    `plain` did of the model itself, and neither left prompts to `begin_rest`.
     """
     _go_on(plain._taken() + edited._taken(), edited, weights)
 

@@ -41,7 +41,8 @@ def interval(
 ) -> Interval | None:
     """Return the interval of the mean over the measured facts; None where fewer than two were measured.
 
-    Values are shares, 0 to 1, or not (`share`); None: they are taken for shares if all are 0 or 1.
+    `values` has one per fact, None where there was nothing to measure, and `subjects` its subject. Values are shares,
+    0 to 1, or not (`share`); None: they are taken for shares if all are 0 or 1.
     """
     shares = all(value in (None, 0, 1) for value in values) if share is None else share
     return _interval(values, (0.0, 1.0) if shares else None, subjects)
@@ -52,7 +53,8 @@ def paired(
 ) -> Interval | None:
     """Return the interval of the mean of after − before over facts where both were measured; None for fewer than two.
 
-    Where all values lie between 0 and 1 they are taken for shares.
+    Where all values lie between 0 and 1 they are taken for shares. Both sides, and `subjects`, must be of the same
+    facts.
     """
     shares = all(value is None or 0 <= value <= 1 for value in (*before, *after))
     return _interval(_differences(before, after), (-1.0, 1.0) if shares else None, subjects)
@@ -96,7 +98,10 @@ def intervals(
 
 
 def changes(before: Columns, after: Columns, subjects: Sequence[str] | None = None) -> dict[str, Interval]:
-    """Return the intervals of after − before by name, paired by fact; of "score", the change of the harmonic mean."""
+    """Return the intervals of after − before by name, paired by fact; for "score", of the difference of harmonic means.
+
+    In each draw, both harmonic means are of the same facts.
+    """
     both = [name for name in before if name in after and name != "score"]
     by_name = {name: _differences(before[name], after[name]) for name in both}
     differences, clusters = intervals(by_name, bounds=(-1.0, 1.0), subjects=subjects), _clusters(subjects)

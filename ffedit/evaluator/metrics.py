@@ -42,14 +42,21 @@ FFEDIT = "ffedit"
 
 @dataclass(frozen=True)
 class Responses:
-    """All outputs of a model on the prompts of some facts."""
+    """All outputs of a model on the prompts of some facts.
 
-    # By prompt and object, the object's log-probabilities, nats a token, and the likeliest tokens.
+    Attributes:
+        answers: by prompt and object, the object's log-probabilities, nats a token, and the likeliest tokens.
+        generations: greedy continuations.
+        divergences: by neighbor's prompt, KL divergence of the next token from the unedited model, nats.
+        sampled: sampled texts about a fact, by its `Questions.generation`.
+        weights: weights of the terms of reference texts (`formulas.term_weights`).
+    """
+
     answers: Mapping[Encoded, Answer]
-    generations: Generations  # greedy continuations
-    divergences: Mapping[Context, float]  # of the next token after a neighbor, KL from the unedited model, nats
-    sampled: Mapping[tuple[Encoded, ...], Sequence[str]]  # texts about a fact, by its `Questions.generation`
-    weights: Mapping[str, float]  # of the terms of reference texts (`formulas.term_weights`)
+    generations: Generations
+    divergences: Mapping[Context, float]
+    sampled: Mapping[tuple[Encoded, ...], Sequence[str]]
+    weights: Mapping[str, float]
 
     def argmax(self, text: Encoded) -> tuple[int, ...]:
         """Return the likeliest token at each token of the object of `text`, after the true tokens before it."""
@@ -110,7 +117,10 @@ def specificity(q: Questions, now: Responses, before: Responses) -> float | None
 
 @metric("share", "keep", "other facts hold", FFEDIT, generates=["same_subject"])
 def same_subject(q: Questions, now: Responses, before: Responses) -> float | None:
-    """Share of prompts on other facts of the subject that free greedy generation still answers with the true object."""
+    """Share of prompts on other facts of the subject that free greedy generation still answers with the true object.
+
+    By any of its names, where the data give it; else with what the model said before the edit.
+    """
     return _mean([says_true(pair, now.generations) for pair in q.same_subject])
 
 
@@ -230,7 +240,10 @@ def paraphrase_generation(q: Questions, now: Responses, before: Responses) -> fl
 
 @metric("share", "keep", "said of neighbors", WILD, generates=["neighbors"])
 def neighbor_generation(q: Questions, now: Responses, before: Responses) -> float | None:
-    """Share of neighbors after which free greedy generation says their own object: stricter than `specificity`."""
+    """Share of neighbors after which free greedy generation says their own object: stricter than `specificity`.
+
+    By any of its names, where the data give it; else what the model said before the edit.
+    """
     return _mean([says_true(pair, now.generations) for pair in q.neighbors])
 
 
@@ -310,7 +323,10 @@ def knew(q: Questions, now: Responses, before: Responses) -> float | None:
 
 @metric("share", "keep", "answers kept on purpose", FFEDIT, generates=["keep"])
 def keep(q: Questions, now: Responses, before: Responses) -> float | None:
-    """Share of the fact's `keep` prompts, on which it was optimised, that free generation answers as it should."""
+    """Share of the fact's `keep` prompts, on which it was optimised, that free greedy generation answers as it should.
+
+    With the given answer, by any of its names; else with what the model said before the edit.
+    """
     return _mean([says_answer(prompt, now.generations) for prompt in q.keep])
 
 

@@ -26,10 +26,13 @@ from ffedit.progress import Progress, silent
 
 @dataclass(frozen=True)
 class Answer:
-    """What the model makes of one answer's tokens, each given those before it."""
+    """Log-probabilities of one answer's tokens, each given those before it, nats; and the argmax at each of them.
 
-    log_probs: tuple[float, ...]  # nats
-    argmax: tuple[int, ...]  # and the one after the last token, where that was requested
+    The argmax after the last token follows where that was requested.
+    """
+
+    log_probs: tuple[float, ...]
+    argmax: tuple[int, ...]
 
 
 @torch.no_grad()
@@ -41,13 +44,19 @@ def ask(
     follower: Callable[[Pass[Tensor], Mapping[Context, int]], None] | None = None,
     progress: Progress = silent,
 ) -> dict[Encoded, Answer]:
-    """Score the answers of `texts` with the model in its current state, `budget` padded tokens in a batch.
+    """Score the answers of `texts` with the model in its current state.
 
-    For the texts that are `closed`, the argmax after the last token is returned, too. `follower` is called with each
-    pass, which has read the log-probabilities of the token after each of its contexts, [contexts, vocabulary], nats,
-    and with the argmax after every context so far.
+    Args:
+        editable: the model.
+        texts: prompts with answers.
+        budget: padded tokens in a batch; a batch has one row at least.
+        closed: those of `texts` for which the argmax after the last token is returned, too.
+        follower: called with each pass, which has read the log-probabilities of the token after each of its contexts,
+            [contexts, vocabulary], nats, and with the argmax after every context so far.
+        progress: progress callback.
 
-    Raises ModelError where the model's numbers are not finite.
+    Raises:
+        ModelError: the model's numbers are not finite.
     """
     needed = {text: [text.ids[:end] for end in range(text.answer, len(text.ids) + (text in closed))] for text in texts}
     tokens: dict[Context, set[int]] = {}

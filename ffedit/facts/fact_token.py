@@ -34,8 +34,15 @@ def as_fact_token(token: object) -> str:
 def index_of(token: FactToken, subject: str, ends: Sequence[int]) -> int:
     """Return the index of a fact token among the tokens of a subject.
 
-    Of any but "last", which is not the subject's; a word that stands twice is the first of the two. `ends` has for each
-    of these tokens the number of the subject's characters up to its end. Raises FactError where there is no such token.
+    A text that is a number is one. A word that stands twice is the first of the two.
+
+    Args:
+        token: any but "last", which is not the subject's.
+        subject: its text.
+        ends: for each of its tokens, the number of the subject's characters up to the token's end.
+
+    Raises:
+        FactError: the subject has no such token.
     """
     count, text = len(ends), str(token)
     if text in NAMED:

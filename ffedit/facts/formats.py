@@ -19,8 +19,9 @@ from typing import Any
 
 from ffedit.errors import FactError, meant
 from ffedit.facts.fact import SLOT, Fact, Probe, show
+from ffedit.facts.languages import in_language
 from ffedit.facts.mentions import find_mention, nearest
-from ffedit.facts.shapes import OF_CASE, edits_of, in_language, in_one_prompt, is_case
+from ffedit.facts.shapes import OF_CASE, edits_of, in_one_prompt, is_case
 from ffedit.facts.synonyms import FIELDS, NAMES, TEXTS, normal, role_of
 from ffedit.facts.text import occurrences
 from ffedit.facts.values import Record, at, bare, entries, is_blank, key_of, texts_of, with_slot

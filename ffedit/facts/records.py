@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from ffedit.facts.fact import SLOT
-from ffedit.facts.shapes import TURNS, is_case, is_language, is_turns
+from ffedit.facts.languages import is_language
+from ffedit.facts.shapes import TURNS, is_case, is_turns
 from ffedit.facts.synonyms import CLOSED, normal, role_of
 from ffedit.facts.values import Record, entries, roles_of, texts_of, with_slot
 

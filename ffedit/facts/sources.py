@@ -56,7 +56,8 @@ def name_of(source: Source) -> str:
 def stream_records(path: Source) -> Iterator[Any]:
     """Yield the records of a source, and a FactError in place of a row that cannot be read.
 
-    Raises FactError where there is no such source, it cannot be read, or it holds no records.
+    Raises:
+        FactError: there is no such source, it cannot be read, or it holds no records.
     """
     name = name_of(path)
     if (table := find_table(os.fspath(path))) is not None:

@@ -1,6 +1,6 @@
 """Guardrails: what should stop an edit from being shipped.
 
-A breach of one says the number, its limit and what to do; the command warns, or with `--strict` refuses.
+A breach is a sentence with the number, the limit and what to do; the command warns, or with `--strict` refuses.
 """
 
 from __future__ import annotations
