@@ -62,21 +62,37 @@ KINDS = {
 
 @dataclass(frozen=True)
 class Questions:
-    """One fact's prompts, tokenised with their objects, by kind."""
+    """One fact's prompts, tokenised with their objects, by kind.
+
+    Attributes:
+        fact: the fact.
+        own: the edited prompt, with the new and with the old object.
+        paraphrases: other wordings.
+        neighbors: prompts about other subjects; their true object is to stay.
+        same_subject: prompts about other facts of the subject.
+        with_edit: neighbors behind the edit's sentence.
+        portability: prompts whose answer follows from the edit.
+        locality: unrelated questions.
+        keep: prompts that the edit was told to keep.
+        also: further wordings that the edit was made on.
+        cross_lingual: the fact asked in other languages.
+        generation: prompts for free text about the subject, without answers.
+        left_out: how many prompts were left out, by score and reason.
+    """
 
     fact: Fact
-    own: Pair  # the edited prompt, with the new and with the old object
-    paraphrases: tuple[Pair, ...]  # other wordings
-    neighbors: tuple[Pair, ...]  # prompts about other subjects; their true object is to stay
-    same_subject: tuple[Pair, ...]  # prompts about other facts of the subject
-    with_edit: tuple[Pair, ...]  # neighbors behind the edit's sentence
-    portability: tuple[Prompt, ...]  # prompts whose answer follows from the edit
-    locality: tuple[Prompt, ...]  # unrelated questions
-    keep: tuple[Prompt, ...]  # prompts that the edit was told to keep
-    also: tuple[Pair, ...]  # further wordings that the edit was made on
-    cross_lingual: tuple[Prompt, ...]  # the fact asked in other languages
-    generation: tuple[Encoded, ...]  # prompts for free text about the subject, without answers
-    left_out: Mapping[str, int]  # how many prompts were left out, by score and reason
+    own: Pair
+    paraphrases: tuple[Pair, ...]
+    neighbors: tuple[Pair, ...]
+    same_subject: tuple[Pair, ...]
+    with_edit: tuple[Pair, ...]
+    portability: tuple[Prompt, ...]
+    locality: tuple[Prompt, ...]
+    keep: tuple[Prompt, ...]
+    also: tuple[Pair, ...]
+    cross_lingual: tuple[Prompt, ...]
+    generation: tuple[Encoded, ...]
+    left_out: Mapping[str, int]
 
     @property
     def stay(self) -> tuple[Prompt, ...]:
@@ -106,7 +122,10 @@ def questions(editable: Editable, facts: Sequence[Fact], batch: Sequence[Fact], 
     model, unedited, generates none, and one whose answer needs edits that are not in the batch. All are counted.
 
     With `full`, the neighbors behind the edit's sentence are included, where they fit the model's context, and prompts
-    to generate from. Raises FactError for a prompt or object that does not fit the tokenizer or the model.
+    to generate from.
+
+    Raises:
+        FactError: a prompt or object does not fit the tokenizer or the model.
     """
     edited = Edited(batch)
     own = _own_answers(editable, facts, edited)
@@ -150,7 +169,8 @@ def _questions(editable: Editable, fact: Fact, edited: Edited, own: dict[str, En
         names = aliases(prompt, fact.target_aliases)
         return Pair(prompt, text(prompt, new), text(prompt, old), named, new_aliases=names)
 
-    def pair(probe: Probe, named: bool = True, names: tuple[Encoded, ...] = ()) -> Pair:
+    def pair(probe: Probe, named: bool) -> Pair:
+        names = aliases(probe.prompt, probe.aliases)
         return Pair(probe.prompt, text(probe.prompt, new), answered(probe), named, probe.kind, true_aliases=names)
 
     def question(probe: Probe) -> Prompt:
@@ -186,7 +206,7 @@ def _questions(editable: Editable, fact: Fact, edited: Edited, own: dict[str, En
     follows = [probe for probe in fact.portability_probes if all(map(edited.states, probe.needs))]
     prompt = stated(fact.text, fact.previous is not None)
     paraphrases = tuple(stated(wording) for wording in fact.paraphrase_texts)
-    neighbors = tuple(map(pair, others))
+    neighbors = tuple(pair(p, True) for p in others)
     with_edit = _behind(editable, fact, others) if full else ()
     reason = "one" if previous else "unsaid"
     compared = {f"efficacy/{reason}": (prompt,), f"paraphrase/{reason}": paraphrases, "specificity/one": neighbors}
@@ -199,7 +219,7 @@ def _questions(editable: Editable, fact: Fact, edited: Edited, own: dict[str, En
         own=prompt,
         paraphrases=paraphrases,
         neighbors=neighbors,
-        same_subject=tuple(pair(p, p.target is not None, aliases(p.prompt, p.aliases)) for p in same_subject),
+        same_subject=tuple(pair(p, p.target is not None) for p in same_subject),
         with_edit=with_edit,
         portability=tuple(map(question, follows)),
         locality=tuple(map(question, locality)),

@@ -22,6 +22,7 @@ PLAIN = Fact(
     "Berlin",
     paraphrases=["{} stands in"],
     same_subject=[{"prompt": "the city of {} is", "target": "Madrid"}],
+    neighbors=[{"prompt": "Nile river stands in", "target": "Madrid"}],
     portability=[
         {"prompt": "Nile river stands in", "target": "Spain", "kind": "Reasoning"},
         {"prompt": "Mount Everest stands in", "target": "Spain", "kind": "Reasoning"},
@@ -32,6 +33,7 @@ SAID = {
     "generation",
     "paraphrase_generation",
     "same_subject",
+    "neighbor_generation",
     "portability",
     "teacher_forced_gap",
     "token_accuracy_gap",
@@ -46,7 +48,7 @@ def aliased(*names: str) -> Fact:
     """The same fact, with other names of every answer."""
     probes = {
         field: tuple(replace(probe, aliases=names) for probe in getattr(PLAIN, field))
-        for field in ("same_subject", "portability")
+        for field in ("same_subject", "neighbors", "portability")
     }
     return replace(PLAIN, target_aliases=names, **probes)
 
@@ -64,9 +66,10 @@ def test_any_alias_counts_where_the_model_speaks_freely_and_nowhere_else() -> No
     editable = zoo.trained("gpt2")
     before, after = scores(editable, PLAIN).to_dict(), scores(editable, aliased("piano", "Paris", "Egypt")).to_dict()
     assert {name for name in before if before[name] != after[name]} == SAID
-    assert [before[name] for name in sorted(SAID)] == [0, 0, 0, 0, 0, 0]
+    assert [before[name] for name in sorted(SAID)] == [0] * len(SAID)
     assert after["generation"] == after["paraphrase_generation"] == after["same_subject"] == 1
-    assert after["portability"] == 0.5 and after["teacher_forced_gap"] == after["token_accuracy_gap"] == -1
+    assert after["neighbor_generation"] == 1 and after["portability"] == 0.5
+    assert after["teacher_forced_gap"] == after["token_accuracy_gap"] == -1
     found = Evaluation(editable, [aliased("Egypt")]).before[0].kinds
     assert (found["portability/Reasoning"], found["portability_token_accuracy/Reasoning"]) == (0.5, 0.0)
 
