@@ -1,20 +1,18 @@
 """How each mode writes its chunks of facts, by one method after another.
 
-**Single edits and batches** are written into the unedited model. Most of a method's cost is the optimisation of the
-values v*, which depend on the facts, the layer and the unedited model only. So they are computed once per chunk, saved
-in `edits/values-…`, and the update is solved anew for each closed-form method (`ffedit.combine`). Three cases compute
-their own values: several layers that share the update, several subjects that are written one after another (ROME), and
-fine-tuning.
+**Single edits and batches** are written into the unedited model. Most of a method's cost is the search for the values
+v*, which depend on the facts, the layer and the unedited model only. They are computed once per chunk, saved in
+`edits/values-…`, and the update is solved anew for each closed-form method (`ffedit.combine`). Several layers that
+share the update, several subjects that are written one after another (ROME), and fine-tuning have their own values.
 
 **In a sequence**, each chunk is written on top of all before it. Every fact is scored right after its own edit, again
 at about ten evenly spaced checkpoints, and after the last edit: the difference shows what later edits destroy. The key
-statistics are those of the unedited model. Values are chosen anew by every method, since they depend on the model's
-current output. A method that `preserves` earlier edits is given its own. The edited matrices are saved after each edit
+statistics are those of the unedited model; values depend on the model's current output, and every method chooses its
+own. A method that `preserves` earlier edits is given its own. The edited matrices are saved after each edit
 (`edits/METHOD/weights.safetensors`), bit for bit: a run that was interrupted continues from them, and every process but
 the first loads them from there. All processes choose the values of an edit, and the first writes it.
 
-An edit that cannot be made is recorded as failed. One during which another process ended is not: nothing is recorded,
-and the run ends, to be continued.
+An edit that cannot be made is recorded as failed; one during which another process ended is not, and ends the run.
 """
 
 from __future__ import annotations
@@ -22,13 +20,11 @@ from __future__ import annotations
 import json
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 
@@ -44,9 +40,8 @@ from ffedit.editor.methods import METHODS
 from ffedit.errors import EditError, FFEditError, ModelError, ProcessError
 from ffedit.facts.fact import Fact, by_subject
 from ffedit.files.resuming import load_state, save_state
-from ffedit.inference.distributed import ALONE, ProcessGroup
-from ffedit.model.editable import Editable, History
-from ffedit.model.memory import KeyValueMemory
+from ffedit.inference.distributed import ProcessGroup
+from ffedit.model.editable import History
 
 
 def check_finite(edit: Edit) -> Edit:
@@ -56,7 +51,7 @@ def check_finite(edit: Edit) -> Edit:
     return edit
 
 
-def saved(path: Path, make: Callable[[], Edit], group: ProcessGroup = ALONE) -> Edit:
+def saved(path: Path, make: Callable[[], Edit], group: ProcessGroup) -> Edit:
     """Load the edit saved in a folder; where there is none or it is damaged, make it in all processes, and save it."""
 
     def is_there() -> bool:
@@ -171,73 +166,44 @@ def edit_in_sequence(task: Task) -> None:
     chunks = [chunk for chunk in chunks if chunk]
     for method in task.methods if chunks else ():
         if not task.journal.done(method, "end", len(chunks) - 1):
-            memories = [memory for at in task.layers_of(method) for memory in task.editable.feed_forward[at].memories]
-            with _temporarily_edited(task.editable, memories) as weights:
-                MethodSequence(task, scorer, chunks, method, weights).resume()
-
-
-class Weights:
-    """The value matrices that a sequence changes, with saving and loading; `originals` by address."""
-
-    def __init__(self, memories: Sequence[KeyValueMemory]) -> None:
-        self._memories = memories
-        self.originals = {memory.address: memory.value.clone() for memory in memories}
-
-    @property
-    def norm_ratio(self) -> float:
-        """Return the largest ‖W − W₀‖ / ‖W₀‖."""
-        pairs = [(double(memory.value), double(self.originals[memory.address])) for memory in self._memories]
-        return max(float((now - first).norm() / first.norm()) for now, first in pairs)
-
-    def save(self, path: Path, values: Mapping[str, Any]) -> None:
-        """Write the current matrices and `values`, atomically."""
-        tensors = {str(memory.address): memory.value.contiguous().cpu() for memory in self._memories}
-        with needed():
-            save_state(path, tensors, values)
-
-    def load_(self, tensors: Mapping[str, Tensor]) -> None:
-        """Set the matrices to those of a state that `save` wrote."""
-        for memory in self._memories:
-            memory.set_(tensors[str(memory.address)])
-
-
-@contextmanager
-def _temporarily_edited(editable: Editable, memories: Sequence[KeyValueMemory]) -> Iterator[Weights]:
-    """Let the weights of `memories` change inside the block and restore the unedited ones at its end.
-
-    Inside, the model's history holds the unedited weights, which the statistics belong to, and only those edits that
-    a method must preserve.
-    """
-    weights, history = Weights(memories), editable.history
-    editable.history = History(originals=weights.originals)
-    try:
-        yield weights
-    finally:
-        editable.history = history
-        for memory in memories:
-            memory.set_(weights.originals[memory.address])
+            MethodSequence(task, scorer, chunks, method).write_temporarily()
 
 
 class MethodSequence:
     """The edits of one method, in order: `chunks` are indices of the facts that are written together."""
 
-    def __init__(
-        self, task: Task, scorer: Scorer, chunks: Sequence[tuple[int, ...]], method: str, weights: Weights
-    ) -> None:
-        self._task, self._scorer, self._chunks, self._method, self._weights = task, scorer, chunks, method, weights
+    def __init__(self, task: Task, scorer: Scorer, chunks: Sequence[tuple[int, ...]], method: str) -> None:
+        self._task, self._scorer, self._chunks, self._method = task, scorer, chunks, method
         self._folder = task.folder / EDITS / method
         self._file = self._folder / "weights.safetensors"
+        self._memories = [memory for at in task.layers_of(method) for memory in task.editable.feed_forward[at].memories]
+        self._originals = {memory.address: memory.value.clone() for memory in self._memories}
 
-    def resume(self) -> None:
-        """Write and measure the chunks that are missing in the journal."""
+    def write_temporarily(self) -> None:
+        """Write and measure the chunks that are missing in the journal, and restore the unedited weights at the end.
+
+        Meanwhile, the model's history holds the unedited weights, which the statistics belong to, and only those edits
+        that the method must preserve.
+        """
+        editable, history = self._task.editable, self._task.editable.history
+        editable.history = History(originals=self._originals)
+        try:
+            self._write_all()
+        finally:
+            editable.history = history
+            for memory in self._memories:
+                memory.set_(self._originals[memory.address])
+
+    def _write_all(self) -> None:
         task, method, stops = self._task, self._method, checkpoints(self._chunks)
 
         def measure(facts: Sequence[int], when: str, chunk: int, **about: object) -> None:
-            model = {**about, "norm_ratio": self._weights.norm_ratio}
+            model = {**about, "norm_ratio": self._norm_ratio()}
             self._scorer.record_edited(facts, method, when, chunk, model)
 
-        last, seconds = task.process_group.by_first(self._resumed)
-        task.process_group.in_all(lambda: None if last < 0 or task.process_group.first else self._resume(last))
+        group = task.process_group
+        last, seconds = group.by_first(self._resumed)
+        group.in_all(lambda: None if last < 0 or group.first else self._resume(last, self._saved()))
         written: list[int] = []
         for chunk, facts in enumerate(self._chunks):
             if chunk > last and not task.journal.failed(method, chunk):
@@ -248,7 +214,7 @@ class MethodSequence:
                 except FFEditError as error:
                     task.record_failure(facts, method, chunk, error)
                 else:
-                    task.process_group.in_all(self._follow)
+                    group.in_all(lambda: None if group.first else self._set(self._saved()))
             if not task.journal.done(method, "after", chunk):
                 measure(facts, "after", chunk, seconds={"choosing": 0.0, "solving": seconds})
             if not task.journal.failed(method, chunk):
@@ -273,24 +239,33 @@ class MethodSequence:
             check_finite(edit).check(task.editable)
             for at, delta in edit.updates.items():
                 task.editable.memories[at].write_(delta)
-            self._weights.save(self._file, {"chunk": chunk, "seconds": seconds})
+            tensors = {str(memory.address): memory.value.contiguous().cpu() for memory in self._memories}
+            with needed():
+                save_state(self._file, tensors, {"chunk": chunk, "seconds": seconds})
 
         group.by_first(write)
         if preserves:
             task.editable.history.edits[edit.fingerprint()] = edit
         return seconds
 
-    def _follow(self) -> None:
-        """Load the weights that the first process saved last; in that process, do nothing."""
-        if not self._task.process_group.first:
-            self._weights.load_(load_state(self._file, "cannot be read")[0])
+    def _norm_ratio(self) -> float:
+        """Return the largest ‖W − W₀‖ / ‖W₀‖."""
+        pairs = [(double(memory.value), double(self._originals[memory.address])) for memory in self._memories]
+        return max(float((now - first).norm() / first.norm()) for now, first in pairs)
 
-    def _resume(self, last: int, tensors: Mapping[str, Tensor] | None = None) -> None:
+    def _saved(self) -> Mapping[str, Tensor]:
+        """Load the matrices that the first process saved last."""
+        return load_state(self._file, "cannot be read")[0]
+
+    def _set(self, tensors: Mapping[str, Tensor]) -> None:
+        for memory in self._memories:
+            memory.set_(tensors[str(memory.address)])
+
+    def _resume(self, last: int, tensors: Mapping[str, Tensor]) -> None:
         """Take up the state after the chunk `last`: its `tensors`, and the edits up to it that a method preserves."""
-        tensors = load_state(self._file, "cannot be read")[0] if tensors is None else tensors
         written = [chunk for chunk in range(last + 1) if not self._task.journal.failed(self._method, chunk)]
         edits = [Edit.load(self._folder / f"{chunk:05d}") for chunk in written if METHODS[self._method].preserves]
-        self._weights.load_(tensors)
+        self._set(tensors)
         self._task.editable.history.edits = {edit.fingerprint(): edit for edit in edits}
 
     def _resumed(self) -> tuple[int, float]:
