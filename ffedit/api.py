@@ -111,8 +111,8 @@ def edit(
 ) -> Edit:
     """Compute an edit that writes `facts`; nothing in the model changes until it is applied.
 
-    With a key k [d_ff] and a value v [d_model] of each fact, the edit is the smallest change Δ [d_model, d_ff] of the
-    value matrix with (W + Δ) k = v. `Method.source` names each method's paper.
+    At the subject's token, each fact has a key k [d_ff] and a value v [d_model]; the edit is the smallest change Δ
+    [d_model, d_ff] of the value matrix with (W + Δ) k = v. `Method.source` names each method's paper.
 
     Args:
         editable: the model as it is, with earlier edits where there are some; it is restored afterwards.
@@ -123,8 +123,8 @@ def edit(
         config: all numbers of the optimisation, the seed among them.
         stats: second moments of the keys, or the text to collect them on; None for the text of `ffedit.collect_stats`,
             of which a single subject takes fewer tokens (docs/scale.md, "Fewer tokens").
-        preserve: earlier edits whose facts the new edit must leave as they are, oldest first: those in the model, or
-            computed on its weights as they are.
+        preserve: earlier edits whose facts the new edit must leave as they are, oldest first: those in the model. One
+            that is not, but was computed on the weights as they are, is accepted, for edits to be applied together.
         progress: called with the progress.
         process_group: processes that share statistics, keys and values; all call this alike and return the edit.
         protect: names and texts that the edit must not touch, beside those in `config` (`KeyConfig.protect`).

@@ -237,7 +237,7 @@ def second_moment(total: Tensor, count: int, ridge: float) -> Tensor:
 
 
 def added(total: Tensor, count: int, ridge: float) -> float:
-    """Return `count` times what is added to C: `ridge` of the median of its diagonal above 0, or float32's rounding."""
+    """Return what the diagonal of `total` is to be raised by to be `count` times C (`second_moment`)."""
     squares = total.diagonal() / count
     squares = squares[squares > 0]
     typical = float(squares.median()) if len(squares) else 0.0
@@ -393,9 +393,9 @@ class KeyMomentsFitter:
     def moments(self, source: str, fingerprint: str, device: torch.device = CPU, **about: Any) -> KeyMoments:
         """Return the frozen result, one sum of both halves on the CPU; the fitter cannot be used afterwards.
 
-        `device` computes the ridge and the condition number, and holds `HELD` matrices of d_ff² float64 numbers.
-        `about` are other attributes of `KeyMoments`. EditError where no token was seen, keys are not finite, or all are
-        zero; an expert that no token reached is an error only of its edit.
+        `device` computes the ridge and the condition number, by about eight Cholesky factorisations, and holds `HELD`
+        matrices of d_ff² float64 numbers. `about` are other attributes of `KeyMoments`. EditError where no token was
+        seen, keys are not finite, or all are zero; an expert that no token reached is an error only of its edit.
         """
         if not (count := sum(self.counts)):
             raise EditError(f"no text to collect key statistics from: {source} holds no tokens")

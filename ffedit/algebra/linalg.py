@@ -139,11 +139,11 @@ def _solve(lower: Tensor, columns: Tensor) -> Tensor:
 
 
 class RefinedInverse:
-    """Inverse of C + s I, a symmetric matrix (EditError: not positive definite), from a factor in half the bits.
+    """Inverse of C + s I, a symmetric, positive definite matrix, from a factor in half the bits.
 
-    A factor of float32 numbers takes half the time and memory. Each solution is refined by the residual in float64
-    until it is as exact as by a float64 factor (Higham 2002, Accuracy and Stability of Numerical Algorithms, ch. 12);
-    where float32 is too coarse for that, the factor is one.
+    The Cholesky factor is of float32 numbers, which takes half the time and memory. Each solution is refined by the
+    residual in float64 until it is as exact as by a float64 factor (Higham 2002, Accuracy and Stability of Numerical
+    Algorithms, ch. 12); where float32 is too coarse for that, the factor is one. Nothing else as large as C is held.
     """
 
     def __init__(self, C: Tensor, exact: float = EXACT, shift: float = 0.0) -> None:
@@ -177,8 +177,8 @@ class RefinedInverse:
 def condition(C: Tensor, shift: float = 0.0) -> float:
     """Return the condition number of C + `shift` I, largest over smallest eigenvalue, by power and inverse iteration.
 
-    C is symmetric, [d, d]; EditError where the sum is not positive definite. An iteration ends where its estimate
-    hardly grows: on a nearly flat spectrum it may end early.
+    C is symmetric, [d, d]; EditError where the sum is not positive definite. An iteration ends where its estimate,
+    which is from below, hardly grows, at the latest after `STEPS`; on a nearly flat spectrum it may end early.
     """
     C = double(C)
     start = torch.ones(len(C), 1, dtype=C.dtype, device=C.device)

@@ -113,10 +113,10 @@ def equality(W: Tensor, K: Tensor, V: Tensor, C: Metric, kept: Tensor | None = N
 
 
 def check_exact(K: Tensor, kept: Tensor | None = None) -> None:
-    """Refuse keys that cannot each be given an exact value beside `kept`; errors are those of `equality`.
+    """Refuse keys that cannot each be given an exact value beside `kept`, whatever the values and C are.
 
-    Values are expensive to choose, so this is checked first, with C = I: whether keys are independent does not depend
-    on C.
+    Values are expensive to choose and keys cheap to read, so this is checked first, with C = I: whether keys are
+    independent does not depend on C. Errors are those of `equality`.
     """
     _smallest(double(K).new_zeros(0, K.shape[1]), double(K), kept, 0.0)
 

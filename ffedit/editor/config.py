@@ -86,10 +86,10 @@ class KeyConfig:
         fact_token: where the key is read and the value written: "subject_last", "subject_first", "last" (the
             prompt's), the number of one of the subject's tokens (from 0, or from -1 at its end), or a word of the
             subject, whose last token it is. Kept as text.
-        context_weight: weight of the spread of a subject's key over its contexts, against all ordinary text: so that a
-            subject receives the same δ in every context.
+        context_weight: weight of the spread of a subject's key over its contexts (for several subjects, of the mean),
+            against all ordinary text: so that a subject receives the same δ in every context.
         mention_share: share of the key that is read in neutral mentions of the subject ("The story of ..."); the rest
-            is read in the texts that state the fact.
+            is read in the texts that state the fact, which all have the same words around it.
         names_weight: weight of the keys of other names, against all ordinary text: so that they receive little.
         without_names: names that do not count, nor do names that are words of them, nor the facts' own subjects.
         protect: names and texts whose keys should keep their values, like those of earlier edits.
@@ -126,8 +126,8 @@ class ValueConfig:
         weight_decay: price of ‖δ‖², relative to the residual stream's squared norm, nats.
         kl_weight: weight of the mean KL divergence at the essence prompts.
         keep_weight: weight of the mean KL divergence at the facts' `keep` prompts, the same in every step.
-        penalty_decay: factor on both other penalties from step to step: easy facts end early, where these are high,
-            with a small δ; hard ones are reached once they are low.
+        penalty_decay: factor on both other penalties from step to step: easy facts end early in the optimisation, where
+            the penalties are high, with a small δ; hard ones are reached once they are low.
     """
 
     steps: int = 80

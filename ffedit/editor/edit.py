@@ -48,7 +48,7 @@ class Edit(Displayed):
         facts: the facts that were written, in order.
         provenance: method, model, numbers, statistics, versions; plain JSON. `base` is the fingerprint of the weights
             that it was computed on, `dtype` the precision of their checkpoint; by address, `matrices` identifies the
-            original matrices and `norms` is their ‖W‖.
+            original matrices (`memory.identity`) and `norms` is their ‖W‖.
     """
 
     updates: Mapping[Address, Update]
@@ -132,7 +132,7 @@ class Edit(Displayed):
         return getattr(torch, str(self.provenance.get("computed_in")), None)
 
     def norms(self) -> dict[Address, float]:
-        """Return ‖Δ‖ (Frobenius) per memory."""
+        """Compute ‖Δ‖ (Frobenius) per memory."""
         return {address: delta.norm() for address, delta in self.updates.items()}
 
     def scored(self, report: Any) -> Edit:
@@ -183,7 +183,7 @@ class Edit(Displayed):
         """Write the edit into the model, in place; `undo_` removes it.
 
         The edit must have been computed on the current weights, or on those before the edits that are applied, to which
-        it is then added; each addition is rounded to the weights' precision.
+        it is then added; each addition is rounded to the weights' precision, where `+` adds before it rounds.
 
         Raises:
             EditError: the edit is applied already or does not fit, the model is not the one it was computed on, or the

@@ -51,8 +51,8 @@ SINK = 0.3
 class PromptSet:
     """Texts that one value is optimised on, each containing the subject.
 
-    Facts that share a subject share its key and thus their value: one value for each would leave each about half (arXiv
-    2502.07322).
+    Facts that share a subject share its key and thus their value: their prompts form one set, and they are solved
+    jointly (one value for each would leave each about half, arXiv 2502.07322).
     """
 
     prompts: tuple[Encoded, ...]  # each fact's prompt and `also` with the new object, bare first, then after prefixes

@@ -57,8 +57,8 @@ class OutputMap:
     def units(self, outputs: Tensor, streams: Tensor) -> Tensor:
         """Return the unit in which δ is measured, [n], of outputs W k* and residual streams h [d_model, n].
 
-        A δ of one unit moves the stream by ‖h‖; behind a norm, where only the direction of W k* + δ counts, it is
-        ‖W k*‖.
+        A δ of one unit moves the stream by its own length ‖h‖ where the output is added to it, scaled or not. Behind a
+        norm only the direction of W k* + δ counts, so that the unit is ‖W k*‖.
         """
         plain = self.norm is None and self.known
         units: Tensor = streams.norm(dim=0) / abs(self.factor) if plain else outputs.norm(dim=0)
@@ -67,8 +67,8 @@ class OutputMap:
     def output_change(self, outputs: Tensor, wanted: Tensor) -> Tensor:
         """Return changes d of `outputs` such that c N(o + d) − c N(o) is nearly `wanted`; all are [d_model, n].
 
-        Behind a norm by Gauss-Newton. What is wanted may lie beyond what a normalised output can add; o + d is as long
-        as o, since its length does not count.
+        Behind a norm by Gauss-Newton. What is wanted may lie beyond what a normalised output can add; and since its
+        length does not count, o + d is as long as o.
         """
         if self.norm is None:
             return wanted / self.factor

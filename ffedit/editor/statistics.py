@@ -70,10 +70,10 @@ def collect(
 ) -> dict[Address, KeyMoments]:
     """Collect C of all `memories` over `corpus`: cached moments are read, the others computed in one pass.
 
-    With a `tolerance`, the pass stops as soon as no layer's `KeyMoments.convergence` is above it, checked each time the
-    text has doubled; tokens are still weighted by their frequencies in all of the text. Each process of `group` runs
-    its share of the batches. EditError where the corpus, or the model's keys on it, cannot be used, or a tolerance is
-    asked of several processes.
+    With a `tolerance`, the pass stops as soon as no layer's convergence (`KeyMoments.convergence`) is above it, checked
+    each time the text has doubled; tokens are still weighted by their frequencies in all of the text. Each process of
+    `group` runs its share of the batches, and all receive the moments. EditError where the corpus, or the model's keys
+    on it, cannot be used, or a tolerance is asked of several processes.
     """
     if tolerance is not None and group.size > 1:
         raise EditError("a tolerance cannot end a pass that several processes share; leave it out")
@@ -183,8 +183,8 @@ def _cached(path: Path, fingerprint: str) -> KeyMoments | None:
 def cached_eigh(C: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
     """Return eigenvalues, ascending, and eigenvectors of C [d_ff, d_ff], all float64 on the CPU; they are cached.
 
-    A file that is not a decomposition of C, by a random vector, is ignored. `device` computes them, if it has room for
-    `EIGH` such matrices.
+    They are found by the numbers of C itself, whatever text or folder it came from; a file that is not a decomposition
+    of C, by a random vector, is ignored. `device` computes them, if it has room for `EIGH` such matrices.
     """
     path = cache.path("eigenvectors", hashlib.sha256(C.contiguous().numpy().data).hexdigest()[:24], ".safetensors")
     try:

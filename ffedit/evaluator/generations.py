@@ -160,7 +160,7 @@ class Generations:
         self.begin_rest(intervene)
 
     def begin_rest(self, intervene: Intervention = nullcontext) -> None:
-        """Continue the prompts of which no pass left keys and values, with `intervene` in the passes over them."""
+        """Continue the prompts of which no pass left keys and values, with `intervene` as for `finish`."""
         rest: dict[int, list[Context]] = defaultdict(list)
         for prompt in self._requests:
             if prompt not in self._said and (count := self._begin(prompt)):

@@ -74,8 +74,8 @@ def intervals(
 ) -> dict[str, Interval]:
     """Return the intervals of several scores of the same facts, on the same draws.
 
-    "score" is computed from `SCORE_PARTS`, where all of them were measured: in each draw, from that draw's means.
-    Shares, or differences of shares, lie within `bounds`.
+    `columns` has one value per fact by the name of a score, and `subjects` their subjects; "score" is computed from
+    `SCORE_PARTS`, where all of them were measured. Shares, or differences of shares, lie within `bounds`.
     """
     clusters = _clusters(subjects)
     kept = {name: array for name, values in columns.items() if (array := _array(values)) is not None}

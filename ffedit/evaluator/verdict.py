@@ -127,7 +127,10 @@ def knew_previous(score: FactScores) -> bool:
 
 
 def kept() -> list[str]:
-    """Return the names of the scores in which a fall is damage; of a magnitude, its rate is judged instead."""
+    """Return the names of the scores, of all packages, in which a fall is damage.
+
+    Those that should stay as before the edit and whose scale ends at 1. A magnitude is judged by its rate.
+    """
     names = [name for name, metric in METRICS.items() if metric.direction == "keep" and metric.unit in UNITS]
     return [name for name in names if name == (rate := name.removesuffix("_magnitude")) or rate not in METRICS]
 

@@ -152,8 +152,8 @@ def identity_in(edit: Edit, address: Address) -> Mapping[str, Any]:
 def is_of_edited_base(edit: Edit, tensors: Mapping[str, Stored], originals: Mapping[str, Stored], base: str) -> bool:
     """Return True if an edit was computed on the base with its earlier edits, False if on the base before them.
 
-    Samples of the matrices tell (`is_like`); `originals` are those that earlier edits changed, as they were before.
-    Raises EditError where the edit was computed on neither.
+    A sample of each matrix is compared, which must agree within the coarser rounding; `originals` are those that
+    earlier edits changed, as they were before. Raises EditError where the edit was computed on neither.
     """
     plan = export_plan(tensors, edit)
 
@@ -304,10 +304,10 @@ def digest(weight: Tensor, dtype: torch.dtype) -> str:
 
 
 def is_on_disk(editable: Editable, folder: Path) -> bool:
-    """Check by samples of all parameters, in the model's precision, whether a folder holds the model's weights.
+    """Check whether a folder holds the model's weights, which may be computed with in another precision.
 
-    It does not hold those of a model that was edited in place or trained further, or whose edits are rounded to another
-    precision than the folder's.
+    A sample of every parameter is compared, in the model's precision. The result is False for a model that was edited
+    in place or trained further, and for one whose edits are rounded to another precision than the folder's.
     """
     tensors, model = contents(folder), editable.model
     if not all(_is_stored(model, fetched_from(model, name), tensors, name) for name, _ in parameters(model)):

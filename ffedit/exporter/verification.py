@@ -120,7 +120,7 @@ def fits(task: Task, tensors: Mapping[str, Stored]) -> bool:
 
 
 def has_room(task: Task, size: int) -> bool:
-    """Decide what `fits` does, for weights of `size` bytes."""
+    """Return what `fits` does, for weights of `size` bytes."""
     return task.verify == "logits" or (task.verify == "auto" and size < psutil.virtual_memory().available / 2)
 
 

@@ -122,7 +122,7 @@ class _Row:
 
     @property
     def branches(self) -> bool:
-        """True if the tokens are more than those of one text, in order."""
+        """Return whether the tokens are more than those of one text, in order."""
         return len(self.ids) > len(self.contexts[-1])
 
 

@@ -123,7 +123,7 @@ class Recording:
 
 
 def logits_at(editable: Editable, ids: Tensor, inputs: Mapping[str, Any], read: Tensor) -> Tensor:
-    """Run `ids` with further inputs and unembed only the (row, position) pairs `read` [k, 2], to [k, vocabulary]."""
+    """Run `ids` with further inputs and return logits [k, vocabulary] at (row, position) pairs `read` [k, 2]."""
     with replace_input(editable.unembedding, lambda hidden: hidden[tuple(read.to(hidden.device).T)][None]):
         logits: Tensor = editable.run(input_ids=ids.to(editable.device), **inputs).logits
     return logits.squeeze(0)  # indexing would copy all logits in the backward pass

@@ -245,11 +245,11 @@ class KeyValueMemory:
 
 
 def identity(memory: KeyValueMemory) -> dict[str, Any]:
-    """Return what identifies one stored matrix, in another precision too, without loading the model: plain JSON.
+    """Return what identifies one stored matrix, in another precision too, without loading the model.
 
-    `parameter` is its name, `saved_as` that in files, where it is another; `experts` is how many share the parameter,
-    `declared` whether their module says that it is transposed, `shape` as it is stored, and `sample` up to `SAMPLE`
-    entries at a stride of max(1, entries // SAMPLE) in the stored order.
+    That is plain JSON: `parameter` (its name), `saved_as` (its name in files, where that is another), `experts` (how
+    many share the parameter) and `declared` (whether their module says that it is transposed), `transposed`, `shape` as
+    it is stored, and `sample`: up to `SAMPLE` entries at a stride of max(1, entries // SAMPLE) in the stored order.
     """
     weight, declared = memory.stored, bool(getattr(memory.module, "is_transposed", False))
     return {
