@@ -35,6 +35,7 @@ from safetensors.torch import save
 from ffedit.algebra.key_moments import KeyMoments
 from ffedit.algebra.low_rank import LowRank
 from ffedit.benchmark import folder as results
+from ffedit.benchmark.hardware import machines_list
 from ffedit.benchmark.report import report
 from ffedit.benchmark.tables import markdown
 from ffedit.cli import COMMANDS, cli, invoke
@@ -550,7 +551,9 @@ def results_files() -> list[Files]:
         lines.append({"method": "rome", "when": "after", "chunk": i, "fact": i, **measured})
         model = {"norm_ratio": 0.2, "seconds": {"choosing": 1.0, "solving": 0.5}, "drift": 0.1, "perplexity": 3.6}
         lines.append({"method": "rome", "when": "after", "chunk": i, "fact": None, **model})
-    manifest = {"run": RUN, "versions": versions(), "hardware": [{"cpu": "c", "processes": 1}], "unusable": []}
+    machine = {"platform": "Linux", "processor": "x86", "cores": 1, "cpus": 2, "memory_gib": 4, "device": "cpu"}
+    machine |= {"accelerators": [{"name": "GPU", "memory_gib": 8}], "processes": 1, "threads": 1}
+    manifest = {"run": RUN, "versions": versions(), "hardware": [machine], "unusable": []}
     text = [_dump(line) + b"\n" for line in lines]
     return [
         {"manifest.json": _dump(manifest), "results.jsonl": b"".join(text)},
@@ -561,11 +564,11 @@ def results_files() -> list[Files]:
 def read_results(folder: Path) -> object:
     """Read the results of a run as one that goes on does, and compute its report."""
     facts = [Fact(**{**FACT, "case_id": str(i), "subject": f"Tower {i}"}) for i in range(2)]
-    results.earlier(folder, RUN, False)
+    _, machines = results.earlier(folder, RUN, False)
     journal = results.Journal(folder, writes=False)
     figures = report(journal, facts, ["rome"], False, RUN, ())
     json.dumps(finite(figures.to_dict()))
-    return markdown(figures)
+    return markdown(figures) + machines_list(machines)
 
 
 # Options ------------------------------------------------------------------------------------------

@@ -48,10 +48,15 @@ LINE: Form = {
 OF_FACT: Form = {"scores!": OBJECT, "says!": TEXT}
 OF_MODEL: Form = {"norm_ratio!": Maybe(NUMBER)}
 OF_EDIT: Form = {**OF_MODEL, "seconds!": OBJECT}
+MACHINE: Form = {
+    **{"platform!": TEXT, "processor!": TEXT, "cores!": Maybe(INTEGER), "cpus!": Maybe(INTEGER)},
+    **{"memory_gib!": INTEGER, "accelerators!": [{"name!": TEXT, "memory_gib!": Maybe(INTEGER)}]},
+    **{"device!": TEXT, "processes!": INTEGER, "threads!": INTEGER},
+}
 RUN: Form = {
     "run!": {"config": {EVERY: OBJECT}, "layers": [INTEGER]},
     "versions!": {EVERY: TEXT},
-    "hardware!": [OBJECT],
+    "hardware!": [MACHINE],
 }
 
 

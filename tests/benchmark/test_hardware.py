@@ -100,7 +100,7 @@ def test_another_release_of_torch_is_another_version(
 def test_a_manifest_without_its_machines_is_none(editable: Editable, tmp_path: Path) -> None:
     out = tmp_path / "out"
     run(editable, out, some=facts(2), methods=["ft"])
-    for damage in ({}, {"hardware": None}, {"hardware": "a machine"}):
+    for damage in ({}, {"hardware": None}, {"hardware": "a machine"}, {"hardware": [{}]}):
         found = {name: value for name, value in manifest(out).items() if name != "hardware"} | damage
         (out / "manifest.json").write_text(json.dumps(found))
         before = disk(out)
