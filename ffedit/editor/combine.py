@@ -92,9 +92,9 @@ def combine(
     prompt_sets = _prompt_sets(editable, edits)
     ff_layers = by_layer(editable, {at for edit in edits for at in edit.updates})
     memories = [memory for ff in ff_layers for memory in ff.memories]
-    named = config.key.names_weight > 0
-    stats = moments_for(editable, memories, stats, len(prompt_sets), config.seed, progress, names=named)
-    names = name_moments(editable, ff_layers, [*prompt_sets], config.key, among=names_for(len(prompt_sets)))
+    count, with_names = len(prompt_sets), config.key.names_weight > 0
+    stats = moments_for(editable, memories, stats, count, config.seed, progress, names=with_names)
+    names = name_moments(editable, ff_layers, [*prompt_sets], config.key, among=names_for(count))
     protected = protected_texts(editable, facts, config.key)
     record = Record(method, Job(editable, facts, ff_layers, config, stats, names=names, protected=protected))
     with restored(memories):

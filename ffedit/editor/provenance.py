@@ -84,7 +84,8 @@ class Record:
         self, ff: FeedForward, subjects: Sequence[str], problem: Problem, delta: LowRank, guarantee: Mapping[str, Any]
     ) -> None:
         """Record a solution of one layer, on top of those before; `guarantee` (`Method`) is kept of a single one."""
-        solutions, division = self._solutions.setdefault(ff.layer, []), divisions(delta, problem.metric)
+        division = divisions(delta, problem.metric)
+        solutions = self._solutions.setdefault(ff.layer, [])
         solutions.append((delta.cpu(), problem.K.cpu(), problem.V.cpu()))
         for memory in ff.memories:
             at = str(memory.address)

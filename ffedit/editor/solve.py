@@ -1,11 +1,8 @@
 """Solve for an edit: prompts -> keys -> values -> the smallest change -> store, for all facts or subject by subject.
 
-The values are chosen at the last of the layers. A method that writes one by one (ROME) solves for each subject on top
-of the changes of those before it.
-
-Several layers share the update (MEMIT, arXiv 2210.07229, section 4.3). v* of the last layer moves the residual stream
-behind it by s. From the lowest layer up, each takes an equal share of what is still missing of s, at the keys computed
-with the layers below already changed: V = W K + d with c N(W K + d) − c N(W K) = share (`OutputMap`).
+The values are chosen at the last of the layers. Several layers share the update (`Spread`), each at the keys computed
+with the layers below already changed. A method that writes one by one (ROME) solves for each subject on top of the
+changes of those before it.
 """
 
 from __future__ import annotations
@@ -22,17 +19,15 @@ from ffedit.algebra.updates import check_exact
 from ffedit.editor.edit import Edit, restored
 from ffedit.editor.job import Job, Method, Problem
 from ffedit.editor.key import LayerKeys, PromptSet, build_prompts, read_keys, without_sinks
-from ffedit.editor.output_map import OutputMap, find_output_map
 from ffedit.editor.provenance import Record, how_solved
+from ffedit.editor.spread import Spread
 from ffedit.editor.statistics import entry
 from ffedit.editor.target_layers import check_routes
 from ffedit.editor.value import choose_values
-from ffedit.errors import EditError
 from ffedit.facts.fact import Fact
 from ffedit.files import cache
 from ffedit.model.feed_forward import FeedForward
 from ffedit.model.fingerprint import fingerprint
-from ffedit.model.tokenization import Encoded
 from ffedit.progress import Progress
 from ffedit.version import __version__
 
@@ -69,20 +64,13 @@ def _solve_batch(
             check_exact(K, record.kept[ff.layer].to(K.device))
     unfinished = _unfinished(job, prompt_sets)
     values = choose_values(editable, last, prompt_sets, keys, config.value, progress, group, unfinished)
-    V, before, text = torch.stack([value.v for value in values], 1), keys.streams, prompt_sets[0].prompts[0]
-    if len(ff_layers) > 1:
-        deltas = torch.stack([value.delta for value in values], 1)
-        way = _output_map(job, last, text, V - deltas)
-        wanted = way.factor * deltas if way.norm is None else way(V) - way(V - deltas)  # s
+    spread = Spread(editable, last, prompt_sets, keys, values, group) if len(ff_layers) > 1 else None
+    V = torch.stack([value.v for value in values], 1)
     for i, ff in enumerate(ff_layers):
-        if len(ff_layers) > 1:  # a single layer keeps its keys, since nothing below it changes
+        if spread is not None:  # a single layer keeps its keys, since nothing below it changes
             group.in_all(partial(check_routes, editable, ff, subjects, prompt_sets))
             keys = read_keys(editable, ff, prompt_sets, group)
-            outputs, now = ff.matrix @ keys.K, keys
-            if ff is not last:
-                now = read_keys(editable, last, prompt_sets, group)
-            share = (wanted - (now.streams - before).to(wanted)) / (len(ff_layers) - i)
-            V = outputs + _output_map(job, ff, text, outputs).output_change(outputs, share.to(outputs))
+            V = spread.values(ff, keys, len(ff_layers) - i)
         write = not (is_last and ff is last)
         group.in_all(partial(store, method, record, ff, subjects, keys, keys.K, V, write))
         progress("solving", i + 1, len(ff_layers))
@@ -126,14 +114,3 @@ def _unfinished(job: Job, prompt_sets: Sequence[PromptSet]) -> Path:
     about = [__version__, fingerprint(job.editable), job.ff_layers[-1].layer, job.process_group]
     about += [job.config.value, job.config.key.mention_share, texts, [len(each.keep) for each in prompt_sets]]
     return entry("values", repr(about))
-
-
-def _output_map(job: Job, ff: FeedForward, text: Encoded, outputs: Tensor) -> OutputMap:
-    """Find how the outputs W k* of a layer, [d_model, n], reach the stream; EditError where that is not known."""
-    way = job.process_group.in_all(lambda: find_output_map(job.editable, ff, text, outputs[:, 0]))
-    if not way.known:
-        raise EditError(
-            f"layer {ff.layer} changes its feed-forward output before it reaches the residual stream (by "
-            f"{way.gap:.0%}), so several layers cannot share a value; name one layer"
-        )
-    return way
