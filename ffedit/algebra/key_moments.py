@@ -3,8 +3,9 @@
 C = E[k kᵀ] gives how much an edit along a direction of key space disturbs other text (ROME, arXiv 2202.05262, eq. 2 and
 appendix E.2). The fitter takes batches of keys and keeps the running sum; the frozen result is stored on disk.
 
-The products of one batch, a few thousand keys, are summed in float32, and the long sum over batches in float64: the
-rounding of a batch (about 1e-6 of it) is the only one, however long the text is.
+The sum has float64 accuracy at float32 cost: the products of one batch, a few thousand keys, are summed in float32, and
+the long sum over batches in float64. The rounding of a batch (about 1e-6 of it) is the only one, however long the text
+is. C is symmetric, so only the blocks on and above its diagonal are multiplied.
 
 Convergence: batches go in turn to two independent halves, a and b. C is needed for the direction u = C⁻¹k / (kᵀC⁻¹k) of
 an update that writes to the key k: of all that add δ at k, its update adds least elsewhere, (uᵀx)δ at a key x. What an
@@ -25,9 +26,10 @@ A few keys are attention sinks: some hundred times longer than others, and all i
 key counts as one of that length.
 
 C is an estimate, and its inverse a worse one. The ridge that compensates for this is the one with which each half of
-the text solves for updates that disturb the *other* half least. It is relative to the median of C's diagonal, which no
-single direction changes, and never below the rounding error of the sum: the keys of a wide layer may share a mean that
-holds nearly all of their squared norm, and next to such an eigenvalue float32 cannot tell a small one from zero.
+the text solves for updates that disturb the *other* half least (cross-validation of the quantity that C is used for).
+It is relative to the median of C's diagonal, which no single direction changes. The keys of a wide layer may share a
+mean that holds nearly all of their squared norm; next to such an eigenvalue float32 cannot tell a small eigenvalue from
+zero, so the ridge is never below the rounding error of the sum.
 """
 
 from __future__ import annotations

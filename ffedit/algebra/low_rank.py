@@ -1,7 +1,8 @@
 """Changes of a matrix: as the product of two thin factors, or dense.
 
-Every locate-then-edit method changes a value matrix by Δ = left @ right of rank at most the number of facts: as factors
-it takes kilobytes, and the dense matrix is computed only at the write. The Δ of fine-tuning is `Dense`.
+Every locate-then-edit method changes a value matrix by Δ = left @ right of rank at most the number of facts. With the
+factors an edit takes kilobytes instead of gigabytes and its norm is cheap; the dense matrix is computed only at the
+write. Fine-tuning changes every entry independently: its Δ is `Dense`.
 """
 
 from __future__ import annotations

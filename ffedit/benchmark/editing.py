@@ -1,18 +1,20 @@
 """How each mode writes its chunks of facts, by one method after another.
 
-**Single edits and batches** are written into the unedited model. Most of a method's cost is the search for the values
-v*, which depend on the facts, the layer and the unedited model only. They are computed once per chunk, saved in
-`edits/values-…`, and the update is solved anew for each closed-form method (`ffedit.combine`). Several layers that
-share the update, several subjects that are written one after another (ROME), and fine-tuning have their own values.
+**Single edits and batches** are written into the unedited model. Most of a method's cost is the optimisation of the
+values v*, which depend on the facts, the layer and the unedited model only. So they are computed once per chunk, saved
+in `edits/values-…`, and the update is solved anew for each closed-form method (`ffedit.combine`). Three cases compute
+their own values: several layers that share the update, several subjects that are written one after another (ROME), and
+fine-tuning.
 
 **In a sequence**, each chunk is written on top of all before it. Every fact is scored right after its own edit, again
 at about ten evenly spaced checkpoints, and after the last edit: the difference shows what later edits destroy. The key
-statistics are those of the unedited model; values depend on the model's current output, and every method chooses its
-own. A method that `preserves` earlier edits is given its own. The edited matrices are saved after each edit
+statistics are those of the unedited model. Values are chosen anew by every method, since they depend on the model's
+current output. A method that `preserves` earlier edits is given its own. The edited matrices are saved after each edit
 (`edits/METHOD/weights.safetensors`), bit for bit: a run that was interrupted continues from them, and every process but
 the first loads them from there. All processes choose the values of an edit, and the first writes it.
 
-An edit that cannot be made is recorded as failed; one during which another process ended is not, and ends the run.
+An edit that cannot be made is recorded as failed. One during which another process ended is not: nothing is recorded,
+and the run ends, to be continued.
 """
 
 from __future__ import annotations

@@ -3,8 +3,9 @@
 In the sum of two edits each was solved without the other: where their keys overlap, both values are missed. Each edit
 holds the keys and values it was solved for, so the union can be solved without optimising any value again.
 
-The keys of the lowest layer are reused. Above it, where the union changes more below than each edit did, they are read
-again on the edit's own prompts, and each is to receive the residual V − W K of its edit.
+A key depends on the layers below. The keys of the lowest layer are reused; above it the union changes more below than
+each edit did. So from the lowest layer up, the keys are read again with the union's changes written, on the edit's own
+prompts, and each is to receive the residual V − W K of its edit.
 """
 
 from __future__ import annotations

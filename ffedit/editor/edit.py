@@ -1,7 +1,8 @@
 """An edit as an immutable value: changes of value matrices, the facts they store, and how they were computed.
 
-On disk it is a folder: `edit.safetensors` holds every number exactly, `manifest.json` describes them
-(`ffedit.editor.edit_files`).
+The model is unchanged until an edit is applied, and undoing restores the original weights
+(`ffedit.model.editable`). Edits of the same weights can be added. On disk an edit is a folder: `edit.safetensors`
+holds every number exactly, `manifest.json` describes them (`ffedit.editor.edit_files`).
 """
 
 from __future__ import annotations
@@ -151,8 +152,8 @@ class Edit(Displayed):
     def __add__(self, other: Edit) -> Edit:
         """Add two edits: changes are summed; keys, values and facts are concatenated in order.
 
-        A sum is not a joint solution: the key of a fact reads some of what the other part stores, the more the more
-        alike the keys are. `ffedit.combine` solves for the keys of both jointly.
+        A sum is not a joint solution: the key of a fact reads some of what the other part stores (crosstalk), the more
+        the more alike the keys are. `ffedit.combine` solves for the keys of both jointly.
 
         Raises:
             EditError: they were computed on different weights, or write one fact twice.

@@ -6,9 +6,9 @@ is the mean over the texts that state the fact (eq. 3). All of these have the sa
 read in them alone reaches less where other words stand there; so a share of k* is the mean over texts that only mention
 the subject. The same vector is used wherever the algebra needs a key.
 
-Without a BOS, the first token of a text may be an attention sink, whose key carries nothing of the subject. In a text
-that begins with a subject of one token the first layers' attention has brought the name to the token behind it, and the
-key is read there (`without_sinks`).
+Without a BOS, the first token of a text may be an attention sink, whose key carries nothing of the subject: a change
+there would affect every text. In a text that begins with a subject of one token the first layers' attention has brought
+the name to the token behind it, and the key is read there (`without_sinks`).
 """
 
 from __future__ import annotations
@@ -55,13 +55,15 @@ class PromptSet:
     jointly (one value for each would leave each about half, arXiv 2502.07322).
     """
 
-    prompts: tuple[Encoded, ...]  # each fact's prompt and `also` with the new object, bare first, then after prefixes
+    # each fact's prompt and `also`, bare and after prefixes, with the new object as answer; the bare prompt comes first
+    prompts: tuple[Encoded, ...]
     fact_of: tuple[int, ...]  # for each of `prompts`, index of the subject's fact that it states
     essence: tuple[Encoded, ...]  # essence prompts, whose distribution at the last position is to be preserved
     prefixes: tuple[str, ...]  # as sampled
     mentions: tuple[Encoded, ...] = ()  # texts that say nothing of the subject but its name
     mention_share: float = 0.0  # of their mean key in k*
-    keep: tuple[Encoded, ...] = ()  # prompts whose distribution is preserved at each token of the answer, if any
+    # prompts whose answers are to stay: the distribution at each token of the answer, at the last position without one
+    keep: tuple[Encoded, ...] = ()
     sinks: int = 0  # number of texts left out because the subject is an attention sink in them
     behind: int = 0  # number of prompts read at the token behind the subject for that reason
 
@@ -189,9 +191,12 @@ class LayerKeys:
     """Keys and residual stream of one layer on the texts of n prompt sets, in the model as it is."""
 
     K: Tensor  # k* of each, with its mentions' share, [Σ d_ff, n], float64, on the device where the layer is solved
-    streams: Tensor  # mean over the stating texts of the residual stream behind the layer there, [d_model, n], float64
-    same: Sequence[Tensor]  # of each, the keys that k* is the mean of, [texts, Σ d_ff]
-    shares: Sequence[Tensor]  # of each, the shares of these, [texts]
+    # mean over the texts that state the facts of the residual stream behind the layer at the subject's last token,
+    # [d_model, n], float64
+    streams: Tensor
+    # of each, the keys that it is the mean of, at the subject's last token, [texts, Σ d_ff], and their shares, [texts]
+    same: Sequence[Tensor]
+    shares: Sequence[Tensor]
 
     def context_spread(self, weight: float) -> Tensor:
         """Return the spread of the keys over their contexts, [texts, Σ d_ff] (`algebra.updates.context_spread`)."""
@@ -205,7 +210,7 @@ def read_keys(
 
     Each process of `group` reads its share of the sets, and receives the keys of all.
     """
-    # Not the essence prompts: no full δ is wanted there.
+    # Not the essence prompts: what follows them is to stay, so that no full δ is wanted there.
     own = group.share(prompt_sets)
     texts = [text for prompt_set in own for text in (*prompt_set.prompts, *prompt_set.mentions)]
     keys, streams = group.in_all(lambda: read_at(editable, ff, texts))

@@ -1,9 +1,11 @@
 """Read the keys that an edit must not touch: of names and texts that the user protects, and of some `keep` prompts.
 
-They count among the keys K_p of earlier edits (`algebra.updates`). A name or text is protected at each of its tokens,
-since a subject's key may be like that of any, and at its last one behind neutral words, too, since a name's key depends
-on what stands before it. Where a `keep` prompt does not name the subject, what can change its answer is what the update
-adds at other keys: so it is protected, with its answer, as a text is.
+They count among the keys K_p of earlier edits, which keep their values (`algebra.updates`): exactly where facts are
+exact, and else as far as facts are. A name or text is protected at each of its tokens, since a subject's key may be
+like that of any, and at its last one behind neutral words, too, since a name's key depends on what stands before it.
+
+Where a `keep` prompt does not name the subject, no δ is added in it: what can change its answer is what the update adds
+at other keys. So it is protected, with its answer, as a text is.
 """
 
 from __future__ import annotations

@@ -1,15 +1,18 @@
 """Collect the second moments of the keys of several layers in one pass over ordinary text, and cache them.
 
 C = E[k kᵀ] determines which keys an edit is to disturb least. By default (`Corpus.weighting`) the expectation is the
-mean over running text, as ROME was published. `weighting="types"` takes it over token *types*: each occurrence counts
-one over the number of times its token occurs, so that a name that occurs once counts as much as "the".
+mean over running text, as ROME was published: a word counts as often as it is read. `weighting="types"` takes it over
+token *types* instead: each occurrence is weighted by one over the number of times its token occurs, so that a name that
+occurs once counts as much as "the".
 
 A row of text begins as the model's texts do, with what the tokenizer puts in front (`text.begin_rows`). Those tokens
 are no text, and the first of a row, whichever it is, is an attention sink, whose key does not depend on the token: both
 are left out. Later sinks are detected by the norm of their keys (`key_moments`).
 
-The result is cached under a fingerprint of everything it depends on; so is an interrupted pass. Statistics of another
-model, layer or precision would silently make an edit worse, so each file holds the fingerprint too.
+One forward pass computes the keys of every layer up to the deepest one requested. The result is cached under a
+fingerprint of everything it depends on; so is an interrupted pass. Statistics of another model, layer or precision
+would silently make an edit worse, so each file (`statistics_files`) holds the fingerprint too, and the names for the
+error about a mismatch.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ from .explain import Explanation as Explanation, WrongAnswer as WrongAnswer
 from .intervals import interval as interval, paired as paired
 from .metrics import METRICS as METRICS, Metric as Metric, Responses as Responses, metric as metric
 from .prompts import Questions as Questions, questions as questions
+from .report import Report as Report
 from .scores import (
     NAMES as NAMES,
     FactScores as FactScores,
@@ -14,4 +15,4 @@ from .scores import (
     left_out as left_out,
     mean_scores as mean_scores,
 )
-from .verdict import Report as Report, Verdict as Verdict
+from .verdict import Verdict as Verdict

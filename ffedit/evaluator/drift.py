@@ -5,7 +5,9 @@ length, each begun with the tokens that the model's tokenizer puts in front of a
 mean over the positions behind them, and perplexity that of all other tokens that something stands before.
 
 Whole distributions are large (of 5,000 neighbors and 50,000 tokens, 1 GB): drift is measured on as many rows, drawn
-with a seed, as fit into `TEXT_BYTES`, and divergence on a sample of the neighbors beyond about `NEIGHBOR_BYTES`.
+with a seed, as fit into `TEXT_BYTES`; beyond about `NEIGHBOR_BYTES`, a sample of the neighbors is kept, and divergence
+is measured on these only. Membership in that sample depends on a neighbor's own tokens alone, so that several processes
+draw the same one.
 
 Of sampled text, which is the same for each edit, the states behind the last layer are kept in the cache, and give the
 distributions of the unedited model by one product; those that enter the edited layer, too, and the edited model runs

@@ -21,9 +21,9 @@ from ffedit.evaluator.formulas import term_weights
 from ffedit.evaluator.generations import Generations, finish_together, prompt_of, requests, sampled
 from ffedit.evaluator.metrics import METRICS, Responses, by_kind, measure, moved, says_answer, says_new, says_true
 from ffedit.evaluator.prompts import Pair, Prompt, questions
+from ffedit.evaluator.report import Report
 from ffedit.evaluator.responses import ask
 from ffedit.evaluator.scores import Continuation, FactScores, Scores, left_out, mean_scores
-from ffedit.evaluator.verdict import Report
 from ffedit.facts.fact import Fact, FactLike, as_facts
 from ffedit.inference.batching import TOKENS
 from ffedit.inference.contexts import Context, Pass

@@ -5,13 +5,14 @@ whose key is k. At the subject of fact i u_iᵀ k should be 1 in all words (*rea
 things can fail, and forcing tells them apart: in the unedited model δ_i is added in full at the subject's last token,
 and nothing else is changed.
 
-- The answer is right then. The value is good, and the *key* failed: with the edit the subject received another share of
-  δ_i, or other tokens received some.
+- The answer is right then: another wording says the new object, another fact of the subject is kept. The value is
+  good, and the *key* failed: with the edit the subject received another share of δ_i, or other tokens received some.
 - It is wrong all the same. The *value* failed: δ_i does not say the new object in these words, or itself changes the
   other fact.
 
-What a neighbor says is moved by leak alone, so that there the key failed. Right and wrong are those of the metrics in
-`NEW` and `KEPT`; of the latter, only prompts count that were answered right before the edit.
+What a neighbor says is moved by leak alone, so that there the key failed. Right and wrong are those of the metrics
+`generation`, `paraphrase_generation`, `same_subject` and `neighbor_generation`; of the last two, only prompts count
+that were answered right before the edit.
 """
 
 from __future__ import annotations

@@ -9,7 +9,9 @@
 
 Subjects are drawn with all their facts, and facts with all their prompts: neither the facts of one subject nor the
 prompts of one fact are independent samples. Before and after an edit, and two methods, are compared on the same draws:
-the interval of the difference is paired. Where the subjects of facts are not given, each fact counts as of its own.
+the interval of the difference is paired. The harmonic score is computed anew in every draw from that draw's means.
+
+Where the subjects of facts are not given, each fact counts as of its own.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """The metrics: each one registered function of a fact's prompts and of what the model answers to them.
 
 A metric is a function with a `@metric` row: its unit, its direction, a few words, its source, and what it asks of the
-model. Those of other packages are entry points of the group `ffedit.metrics`. Everything else follows from `METRICS`:
-scores, means, intervals, tables, JSON and `--require`. The published formulas behind them are in `formulas`.
+model. Those of ffedit stand below; those of other packages are entry points of the group `ffedit.metrics`, made in the
+same way. Everything else follows from `METRICS`: scores, means, intervals, tables, JSON and `--require`. The published
+formulas behind them are in `formulas`.
 
 A fact's score is the mean over the fact's prompts, the score of several facts the mean over facts. A score that
 nothing was there to measure is None, never 0 or 1: so are comparisons where both objects are equal, as where no old
-object is named and the model says the new one before the edit. An answer is said by any of its names, where the data
-give them; where none is given, it is what the model said before the edit.
+object is named and the model says the new one before the edit.
 """
 
 from __future__ import annotations

@@ -12,7 +12,8 @@ from ffedit.evaluator.metrics import METRICS, SCORE_PARTS, harmonic
 from ffedit.facts.fact import Fact
 from ffedit.facts.text import counted
 
-NAMES = (  # scores of ffedit that lead
+# Scores of ffedit that lead.
+NAMES = (
     *("efficacy", "paraphrase", "specificity", "same_subject", "portability", "score", "generation"),
     *("keep", "also", "cross_lingual", "degenerate", "greedy_entropy", "drift"),
 )

@@ -1,9 +1,10 @@
-"""Report on an edit, the scores before and after it, and its verdict: did it take, and what else changed?
+"""Decide what became of an edit, from what was measured before and after it: did it take, and what else changed?
 
 A fact took if the new object is more likely than the old one and is what the model generates. A batch did not take if
-fewer than half of its facts took; it took in part if not all did. A fall of any metric that should stay as before the
-edit, of ffedit or of another package, counts as damage. The terminal, JSON, model cards and exit codes all read the one
-`Verdict` of a `Report`.
+fewer than half of its facts took; it took in part if not all did. The terminal, JSON, model cards and exit codes all
+read the one `Verdict` of a `Report`. That other scores held is stated only of those that were measured.
+
+A fall of any metric that should stay as before the edit, of ffedit or of another package, counts as damage.
 """
 
 from __future__ import annotations
@@ -11,43 +12,29 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import cached_property
-from itertools import compress
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from ffedit.algebra.bootstrap import Interval
-from ffedit.evaluator import intervals
 from ffedit.evaluator.metrics import METRICS
-from ffedit.evaluator.scores import (
-    FactScores,
-    LeftOut,
-    Scores,
-    columns,
-    headline_scores,
-    mean_kinds,
-    mean_scores,
-    subjects,
-)
-from ffedit.facts.text import counted, number, quoted
-from ffedit.notebook import Displayed, data_frame
-
-if TYPE_CHECKING:
-    from pandas import DataFrame
+from ffedit.evaluator.scores import FactScores, Scores
+from ffedit.facts.text import number, quoted
 
 Outcome: TypeAlias = Literal[
     "took",
-    "took narrowly",  # in few other wordings
-    "took, but text breaks",  # what is said behind the new object is special or repeated tokens
-    "took with damage",  # something else changed
-    "took in part",  # not for all facts
-    "did not take",  # for fewer than half of them
-    "nothing to change",  # the model said all new objects before
-    "no edit",  # only the unedited model was measured
+    "took narrowly",
+    "took, but text breaks",
+    "took with damage",
+    "took in part",
+    "did not take",
+    "nothing to change",
+    "no edit",
 ]
 # Damage is a score that falls by more than FELL though it should stay, or drift above DRIFTED (nats per token).
 FELL, DRIFTED = 0.05, 0.1
-UNITS = ("share", "probability", "cosine")  # whose scale ends at 1, so that FELL is the same step on it
-EXPECTED = ("specificity", "same_subject")  # what every fact should be asked, so that it is said where it was not
+# Units whose scale ends at 1, so that FELL is the same step on it.
+UNITS = ("share", "probability", "cosine")
+# What every fact should be asked, so that it is said where it was not.
+EXPECTED = ("specificity", "same_subject")
 ROUNDING = 1e-9
 # Text breaks where `degenerate` rises by more than BREAKS, and by more than three standard deviations of what edits
 # that break nothing do. In one text these move it by TEXT_NOISE (standard deviation; 0 on average), since small models
@@ -60,15 +47,22 @@ BREAKING = {
     "special_tokens": "special tokens took the place of {new:.0%} of the text it then says",
     "degenerate": "{new:.0%} of the tokens it then says are special or repeated, {old:.0%} before the edit",
 }
-FEW_WORDINGS = 0.5  # paraphrase score below which the edit took in few other wordings only
-MOSTLY = 0.5  # share of facts that took, below which a batch did not take
-ENOUGH = 10  # number of measured facts from which a rate is shown with its interval
+# Paraphrase score below which the edit took in few other wordings only.
+FEW_WORDINGS = 0.5
+# Share of facts that took, below which a batch did not take.
+MOSTLY = 0.5
+# Number of measured facts from which a rate is shown with its interval.
+ENOUGH = 10
 
 
 @dataclass(frozen=True)
 class Verdict:
     """What became of an edit."""
 
+    # "took"; "took narrowly", in few other wordings; "took, but text breaks", what is said behind the new object is
+    # special or repeated tokens; "took with damage", something else changed; "took in part", not for all facts; "did
+    # not take", for fewer than half of them; "nothing to change", the model said all new objects before; "no edit",
+    # only the unedited model was measured.
     outcome: Outcome
     facts: int  # number of facts measured
     took: int  # number of them that took
@@ -81,16 +75,30 @@ class Verdict:
         return {**asdict(self), "damage": list(self.damage), "caveats": list(self.caveats)}
 
 
-def judge(report: Report) -> Verdict:
-    """Decide what became of the edit that was measured."""
-    before, after, count = report.facts_before, report.facts_after, len(report.facts_before)
-    if report.after is None or after is None:
+def judge(
+    means_before: Scores,
+    means_after: Scores | None,
+    before: Sequence[FactScores],
+    after: Sequence[FactScores] | None,
+    intervals: Mapping[str, Interval],
+) -> Verdict:
+    """Decide what became of the edit that was measured.
+
+    Args:
+        means_before: means over facts before the edit.
+        means_after: means after it; None where there is none.
+        before: the scores of each fact before it.
+        after: the same after it; None where there is none.
+        intervals: by score, the 95 % interval of its mean after the edit.
+    """
+    count = len(before)
+    if means_after is None or after is None:
         known = sum(map(took, before))
         text = f"Measured without an edit: the model already gives {known} of {count} new objects."
         return Verdict("no edit", count, known, {}, text)
-    ends = _ends(after, report.intervals_after)
+    ends = _ends(after, intervals)
     failed, caveats = [score for score in after if not took(score)], _caveats(before)
-    harms, paraphrase = damage(report.before, report.after, texts(after), ends), report.after.paraphrase
+    harms, paraphrase = damage(means_before, means_after, texts(after), ends), means_after.paraphrase
     broken = " and ".join(harms.values())
     outcome: Outcome
     if failed:
@@ -104,7 +112,7 @@ def judge(report: Report) -> Verdict:
         outcome, text = "took, but text breaks", f"Done, but text breaks: {_success(before, after)}, but {broken}."
     elif harms:
         outcome, text = "took with damage", f"Done, but something else broke: {_success(before, after)}, but {broken}."
-    elif all(map(took, before)) and (paraphrase or 0) <= (report.before.paraphrase or 0):
+    elif all(map(took, before)) and (paraphrase or 0) <= (means_before.paraphrase or 0):
         said = quoted(after[0].fact.new_object) if count == 1 else f"all {count} new objects"
         outcome, text = "nothing to change", f"Nothing to change: the model said {said} before the edit, too."
         caveats = []
@@ -112,7 +120,7 @@ def judge(report: Report) -> Verdict:
         short = f"in few other wordings (paraphrase {paraphrase:.2f}{ends.get('paraphrase', '')})"
         outcome, text = "took narrowly", f"Done, but narrowly: {_success(before, after)}, {short}."
     else:
-        outcome, text = "took", f"Done: {_success(before, after)}{_rest(report.before, report.after, ends)}."
+        outcome, text = "took", f"Done: {_success(before, after)}{_rest(means_before, means_after, ends)}."
     return Verdict(outcome, count, count - len(failed), harms, text, tuple(caveats))
 
 
@@ -157,11 +165,10 @@ def damage(before: Scores, after: Scores, count: int, ends: Mapping[str, str]) -
 
     `count` is the number of texts that the scores of `BREAKING` are means of, `ends` the intervals of scores, in words.
     """
+    both = {name: (getattr(before, name), getattr(after, name)) for name in (*kept(), *BREAKING)}
+    measured = {name: (old, new) for name, (old, new) in both.items() if old is not None and new is not None}
     harms = {}
-    for name in (*kept(), *BREAKING):
-        old, new = getattr(before, name), getattr(after, name)
-        if old is None or new is None:
-            continue
+    for name, (old, new) in measured.items():
         if name in BREAKING and breaks(name, old, new, count):
             harms[name] = BREAKING[name].format(old=old, new=new)
         elif name not in BREAKING and fell(old, new):
@@ -173,15 +180,16 @@ def damage(before: Scores, after: Scores, count: int, ends: Mapping[str, str]) -
 
 def _ends(facts: Sequence[FactScores], intervals: Mapping[str, Interval]) -> dict[str, str]:
     """Format the 95 % intervals of scores that were measured on `ENOUGH` facts or more."""
+    counts = {name: sum(getattr(fact.scores, name, None) is not None for fact in facts) for name in intervals}
     return {
         name: f" {interval.ends('{:.2f}'.format)}".rstrip()
         for name, interval in intervals.items()
-        if sum(getattr(fact.scores, name, None) is not None for fact in facts) >= ENOUGH
+        if counts[name] >= ENOUGH
     }
 
 
 def _failure(failed: Sequence[FactScores], count: int) -> str:
-    weaker = sum(score.scores.efficacy == 0 for score in failed)
+    weaker = [score for score in failed if score.scores.efficacy == 0]
     if count == 1:
         (score,) = failed
         new = quoted(score.fact.new_object)
@@ -191,9 +199,11 @@ def _failure(failed: Sequence[FactScores], count: int) -> str:
         return f"{likelier}the model generates {quoted(score.says)}{'' if likelier else f', not {new}'}"
     reasons = []
     if weaker:
-        reasons.append(f"for {weaker} of {count} facts the new object is not more likely than the old")
-    if stronger := len(failed) - weaker:
-        reasons.append(f"for {stronger} of {count} it is more likely, but the model generates another answer")
+        reasons.append(f"for {len(weaker)} of {count} facts the new object is not more likely than the old")
+    if len(failed) > len(weaker):
+        reasons.append(
+            f"for {len(failed) - len(weaker)} of {count} it is more likely, but the model generates another answer"
+        )
     return ", and ".join(reasons)
 
 
@@ -207,9 +217,11 @@ def _success(before: Sequence[FactScores], after: Sequence[FactScores]) -> str:
 
 
 def _rest(before: Scores, after: Scores, ends: Mapping[str, str]) -> str:
+    """List the other scores that were measured and held, and those that were not measured."""
+    names = kept()
     held = [
         f"{name} {getattr(before, name):.2f} → {getattr(after, name):.2f}{ends.get(name, '')}"
-        for name in [*kept(), "degenerate"]
+        for name in [*names, "degenerate"]
         if getattr(before, name) is not None and getattr(after, name) is not None
     ]
     missing = [name for name in EXPECTED if getattr(after, name) is None]
@@ -222,97 +234,21 @@ def _rest(before: Scores, after: Scores, ends: Mapping[str, str]) -> str:
 def _caveats(before: Sequence[FactScores]) -> list[str]:
     """List signs that the success is not due to the edit: the state of the model before it."""
     notes, count = [], len(before)
-    believed = sum(score.scores.efficacy == 1 for score in before)
+    believed = [score for score in before if score.scores.efficacy == 1]
     if believed and count == 1:
-        new = quoted(before[0].fact.new_object)
+        new = quoted(believed[0].fact.new_object)
         notes.append(f"Even before the edit the model found {new} more likely than the old object.")
     elif believed:
-        notes.append(f"{believed} of {count} new objects were more likely than the old ones even before the edit.")
+        notes.append(f"{len(believed)} of {count} new objects were more likely than the old ones even before the edit.")
     if said := sum(score.scores.efficacy is None and took(score) for score in before):
         which = "the new object" if count == 1 else f"{said} of {count} new objects"
         notes.append(f"The model said {which} even before the edit.")
-    ignorant = sum(not knew_previous(score) for score in before)
+    ignorant = [score for score in before if not knew_previous(score)]
     if ignorant and count == 1:
-        old = quoted(before[0].fact.previous or "")
-        notes.append(f"It did not know the old object {old}: before the edit it said {quoted(before[0].says)}.")
+        (score,) = ignorant
+        old = quoted(score.fact.previous or "")
+        notes.append(f"It did not know the old object {old}: before the edit it said {quoted(score.says)}.")
     elif ignorant:
-        share = f"{ignorant} of {count} old objects"
+        share = f"{len(ignorant)} of {count} old objects"
         notes.append(f"{share} were not known: the model said something else before the edit.")
     return notes
-
-
-@dataclass(frozen=True)
-class Report(Displayed):
-    """The same measurements twice; `after` is None where no edit was given."""
-
-    before: Scores
-    after: Scores | None
-    facts_before: tuple[FactScores, ...]
-    facts_after: tuple[FactScores, ...] | None
-    left_out: tuple[LeftOut, ...] = ()
-
-    def __repr__(self) -> str:
-        sides = [side for side in (self.before, self.after) if side is not None]
-        lines = [f"Report on {counted(len(self.facts_before), 'fact')}{', before → after' if self.after else ''}"]
-        for name in headline_scores():
-            values = [getattr(side, name) for side in sides]
-            if any(value is not None for value in values):
-                shown = " → ".join("not measured" if value is None else number(value) for value in values)
-                lines.append(f"{name:<14}  {shown}")
-        return "\n  ".join(lines)
-
-    def to_frame(self) -> DataFrame:
-        """Return a pandas data frame: a row for each fact and side ("before", "after"), a column for each score.
-
-        Raises:
-            FFEditError: pandas is not installed.
-        """
-        sides = {"before": self.facts_before, "after": self.facts_after or ()}
-        about = ("subject", "prompt", "target", "previous")
-        frame = data_frame(
-            {name: getattr(fact.fact, name) for name in about} | {"side": side, "says": fact.says} | vars(fact.scores)
-            for side, facts in sides.items()
-            for fact in facts
-        )
-        return frame.dropna(axis="columns", how="all")
-
-    @cached_property
-    def verdict(self) -> Verdict:
-        """Return what became of the edit: whether it took, and what it damaged."""
-        return judge(self)
-
-    @cached_property
-    def intervals_before(self) -> dict[str, Interval]:
-        """By score, and by kind as in `kinds`, the 95 % interval of its mean over facts, of two subjects or more."""
-        return intervals.intervals(columns(self.facts_before), subjects=subjects(self.facts_before))
-
-    @cached_property
-    def intervals_after(self) -> dict[str, Interval]:
-        """Return the intervals of the scores after the edit."""
-        return intervals.intervals(columns(self.facts_after or ()), subjects=subjects(self.facts_after or ()))
-
-    @cached_property
-    def changes(self) -> dict[str, Interval]:
-        """By score and by kind, the interval of after − before, paired by fact."""
-        if not self.after:
-            return {}
-        both = columns(self.facts_before), columns(self.facts_after or ())
-        return intervals.changes(*both, subjects=subjects(self.facts_before))
-
-    @cached_property
-    def known(self) -> tuple[Scores, Scores | None]:
-        """Scores before and after of the facts whose old object the unedited model said."""
-        known = [bool(fact.scores.knew) for fact in self.facts_before]
-        before = mean_scores(fact.scores for fact in compress(self.facts_before, known))
-        after = None if self.facts_after is None else mean_scores(f.scores for f in compress(self.facts_after, known))
-        return before, after
-
-    @property
-    def kinds(self) -> tuple[dict[str, float], dict[str, float]]:
-        """Locality and portability by kind, before and after; means over the facts that have probes of the kind."""
-        return mean_kinds(self.facts_before), mean_kinds(self.facts_after or ())
-
-    @property
-    def references(self) -> int:
-        """Return how many reference texts the document frequencies behind consistency were counted over."""
-        return sum(len(fact.fact.references) for fact in self.facts_before)

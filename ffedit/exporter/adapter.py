@@ -1,13 +1,14 @@
 """An edit without its base: as a LoRA adapter, or as plain Δ.
 
-A low-rank edit already has the form Δ = B A. The adapter's folder is PEFT's (arXiv 2106.09685). Each layer has its own
-rank, alpha equals the rank (scale 1), and modules are named by their full paths: `c_proj` alone would also match
-GPT-2's attention.
+A low-rank edit already has the form Δ = B A. The adapter's folder is PEFT's (arXiv 2106.09685), so that anything that
+loads LoRA adapters can put the edit on the base, even on a quantised one. Each layer has its own rank, alpha equals the
+rank (scale 1), and modules are named by their full paths: `c_proj` alone would also match GPT-2's attention.
 
 Experts that share one parameter also share one pair of factors: the rows of A [E r, d_ff] are ordered expert by
-expert, and the columns of B [d_model, r E] cycle through the experts; those that were not edited hold zeros. In a
-mixture everything is named by its parameter, which PEFT reads only on a base that is not quantised: it takes a module
-called `down_proj` for the older layout's experts, and for those of all layers.
+expert, and the columns of B [d_model, r E] cycle through the experts. All experts have the same rank; those that were
+not edited hold zeros. In a mixture everything is named by its parameter, dense layers and shared experts too: there
+PEFT takes a module called `down_proj` for the older layout's experts, and for those of all layers. PEFT reads
+parameter names only on a base that is not quantised.
 
 Plain Δ is for use without ffedit or PEFT: one file with the matrix to add to each parameter.
 """

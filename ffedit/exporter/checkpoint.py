@@ -1,14 +1,15 @@
 """A checkpoint with an edit: made from the files of its base, or from a model in memory.
 
-A rewritten matrix is W ← round(W + Δ) for each update in order, bit for bit the matrix that the model in memory has
-after the same edits. An export rewrites the base's own matrices; an exact undo rewrites the originals with the
-remaining edits.
+A rewritten matrix is W rounded once after each update, W ← round(W + Δ), in the order in which the updates were made:
+bit for bit the matrix that the model in memory has after the same edits. An export rewrites the base's own matrices; an
+exact undo rewrites the originals with the remaining edits.
 
-A shard in which nothing changes becomes a hard link, which takes no space and no time. Another is copied, then
-overwritten at the bytes of its changed matrices, a block of rows at a time: memory use does not grow with the model.
+A shard in which nothing changes becomes a hard link, which takes no space and no time. A shard in which a matrix
+changes is copied first and then overwritten at that matrix's bytes, a block of rows at a time: memory use does not grow
+with the model.
 
-A model whose weights are not on disk (given as a pair, changed after loading), or in a GGUF file, is written by
-`save_pretrained`, rounded to the precision of the checkpoint that it came from.
+A model whose weights are not on disk (given as model and tokenizer, or changed after loading), or in a GGUF file, is
+written by `save_pretrained`, rounded to the precision of the checkpoint that it came from.
 """
 
 from __future__ import annotations

@@ -1,9 +1,11 @@
 """The differences between two checkpoints, tensor by tensor, without either model in memory.
 
-A changed matrix is split into rounding noise and a low-rank change above it (`ffedit.algebra.rounding`): an edit shows
-as a change of low rank, fine-tuning as one of high rank. A low-rank change of value matrices is an edit again
-(`edit_from_diff`), with the facts of the edits that the second checkpoint stores. Keys and values are not in the
-weights, so such an edit can be added but not solved again.
+Files are read one tensor at a time. A changed matrix is split into rounding noise and a low-rank change above it
+(`ffedit.algebra.rounding`): an edit shows as a change of low rank, fine-tuning as one of high rank.
+
+A low-rank change of value matrices is an edit again: `edit_from_diff` makes one, which can be applied, undone, exported
+for other precisions or as an adapter. If the second checkpoint stores its own edits, their facts are included. Keys and
+values are not in the weights, so such an edit can be added but not solved again.
 """
 
 from __future__ import annotations

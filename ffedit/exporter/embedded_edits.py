@@ -1,8 +1,9 @@
 """The edits in a checkpoint and the matrices before them: `ffedit_edits/000`, `001`, … and `originals.safetensors`.
 
 W + Δ − Δ is not W in floating point. So a checkpoint stores its edits in order of application and each matrix that
-they changed as it was before the oldest of them. An edit is undone by adding the remaining ones to the originals: the
-result is bit for bit the checkpoint without it. Δ is subtracted only on request.
+they changed as it was before the oldest of them. An edit is undone by adding the remaining ones to the originals: in
+whatever order edits are undone, the result is bit for bit the checkpoint without them, and with all of them undone it
+is the base. Δ is subtracted only on request.
 """
 
 from __future__ import annotations

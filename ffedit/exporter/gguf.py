@@ -1,12 +1,13 @@
 """An edit in the GGUF file that its base was loaded from: the same file, with the changed value matrices packed anew.
 
 In a GGUF file layer l's value matrix is `blk.l.ffn_down.weight` [d_model, d_ff], whatever its orientation in
-transformers. W + Δ is packed in the type that W had. In few bits, Δ is often smaller than a step of the grid that W
-lies on, and rounds back to W: where more than `MOST_LOST` of the change at the edit's keys is lost, or `gguf` cannot
-pack the type (K- and I-quants), the matrix is stored as Q8_0, or else F16.
+transformers; that its numbers are those of the edit's base is checked in a sample. W + Δ is packed in the type that W
+had. In few bits, Δ is often smaller than a step of the grid that W lies on, and rounds back to W: where more than
+`MOST_LOST` of the change at the edit's keys is lost, or `gguf` cannot pack the type (K- and I-quants), the matrix is
+stored as Q8_0, or else F16. Files of several types are ordinary in llama.cpp, and one matrix is a small part of a file.
 
 The header stays as it is, but for types and offsets of the tensors and the entry `ffedit.edits`, which says what was
-written. All other tensors are copied byte for byte.
+written. All other tensors are copied byte for byte, a few MiB at a time.
 
 Or a LoRA adapter as llama.cpp loads it beside the base's file: α, and B and A of each matrix, which are added as
 (α / rank) B A. α is the largest rank of all, so that the factors of a smaller rank r are multiplied by r / α.

@@ -1,8 +1,8 @@
 """`python -m ffedit.exporter.verification < TASK`: check in a fresh process that the files hold what was intended.
 
 Everything is computed again from the files on disk: the changed matrices from the base and the edit, block by block;
-all others are compared with the base's bytes. If the model fits in memory, so are the logits of the folder loaded by
-transformers with those of the base with the edit written into it.
+all others are compared with the base's bytes. If the model fits in memory, logits are compared too: those of the
+folder loaded by transformers, and those of the base with the edit written into it.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from ffedit.facts.synonyms import CLOSED, normal, role_of
 from ffedit.facts.values import Record, entries, roles_of, texts_of, with_slot
 
 OBJECTS = frozenset({"target", "answer"})
-# What records may have in common, and what is one record's own, as its probes are.
+# What records may have in common; their probes are of one record, and so is what names it.
 SHARED = frozenset({"prompt", "subject", "relation"})
 OWN = frozenset({"case_id", "occurrence", "previous"}) | OBJECTS
 

@@ -1,9 +1,11 @@
 """The records of a file, of standard input, or of a data set, one after the other.
 
 A file is JSON (an object, a list, JSON lines, or values one after the other), a table with a header (CSV, TSV), YAML,
-or parquet or arrow; these, a folder of them and a data set of the hub are read with the package `datasets` (an extra;
-it runs no code that comes with a data set). JSON lines, CSV and tables are streamed: a record is read when it is asked
-for. What a value of JSON or YAML holds, one record or many, `records.py` tells.
+or parquet or arrow; a folder of tables and a data set of the hub are read with the package `datasets` (an extra,
+imported when the first table is read; it runs no code that comes with a data set). JSON lines, CSV and tables are
+streamed: a record is read when it is asked for.
+
+What a value of JSON or YAML holds, one record or many, `records.py` tells.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """The names that files of facts give to the same things, in one table.
 
-A name is compared without case, punctuation and a number at its end, in the singular and the plural, and together with
-the name of the object that it stands in, so that a table of flat names reads nested records, too:
-`{"target": {"new": …}}` is `target_new`.
+A name is compared without case, punctuation and a number at its end (`Target-New`, `targetNew` and `target_new2` are
+one), in the singular and the plural, and together with the name of the object that it stands in:
+`{"target": {"new": …}}` is `target_new`, and the `object` of `original` is `original_object`. So a table of flat names
+reads nested records, too.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ DEEPEST = 8  # objects within objects that are looked into
 SLOTS = re.compile(r"\{(?:subject|entity|0)\}|\[(?:X|subject)\]|<subject>|%s")
 OBJECT_SLOT = re.compile(r"\s*(?:\[Y\]|\[MASK\]|<mask>|_{3,})\s*[.?!]?\s*$", re.I)
 OBJECT = re.compile(r"\[Y\]|\[MASK\]|<mask>")
-# Behind an object, or in its place.
+# A special token behind an object, or in its place.
 SPECIAL = re.compile(r"\s*(?:<\|[^|<>]*\|>|</?s>|<(?:eos|bos|pad|unk|end_of_turn)>|\[(?:EOS|SEP|PAD|UNK)\])$", re.I)
 # Objects that end in one of these words, a single letter or a word with a stop inside keep their stop; so do sentences.
 ABBREVIATED = frozenset(["inc", "ltd", "co", "corp", "jr", "sr", "st", "bros", "etc", "dept", "univ"])

@@ -1,12 +1,13 @@
 """Temporary folders that no kill leaves behind for good, and results that take their places together.
 
 What is written is made in a temporary folder beside its target and moved there when it is complete. The folder is
-locked while its process lives; a kill releases the lock, so whoever writes there next knows an abandoned folder and
-deletes it (`sweep`).
+locked while its process lives, and a process that is killed releases its locks: so whoever writes there next can tell
+an abandoned folder from another process's, and deletes it (`sweep`).
 
-One move is one step of the file system. To replace a folder takes two: the old one into the temporary folder, under its
-name, then the new one to its place. Where a kill came between them, `sweep` makes the second move. Several results are
-moved when all are complete; where one cannot be moved, those before it are moved back.
+One move is one step of the file system. To replace a folder takes two: the old one is moved into the temporary
+folder, under its name, and then the new one to its place. Where a process is killed between them, the temporary folder
+says so by its content, and `sweep` makes the second move. Several results are moved one after the other when all of
+them are complete; where one cannot be moved, those before it are moved back.
 """
 
 from __future__ import annotations
@@ -84,8 +85,12 @@ def beside(target: Path) -> Iterator[Path]:
 
 
 def _delete(folder: Path) -> None:
-    """Delete a temporary folder, which may be in a result; what cannot be deleted is left to the next `sweep`."""
-    for _ in range(2):  # another program (a virus scanner, a network file system) may hold a file for a moment
+    """Delete a temporary folder; what still cannot be deleted is left to the next `sweep`.
+
+    Twice, since another program (a virus scanner, a network file system) may hold a file for a moment, and what stays
+    would be inside a result where that is a folder.
+    """
+    for _ in range(2):
         shutil.rmtree(folder, ignore_errors=True)
 
 

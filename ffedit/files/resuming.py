@@ -1,8 +1,9 @@
 """Resumption of long work that was stopped, by Ctrl-C, a kill or a full disk: the same mechanism for all of it.
 
 Work of many small results appends each to a journal (`Journal`), work on tensors replaces its state from time to time
-(`save_state`). Other settings than they were made with are refused (`differences`). What cannot be written, or was
-damaged, is an EditError.
+(`save_state`). Both record the settings they were made with, and other settings are refused (`differences`). Meanwhile
+no other process works on the same folder (`claimed`), and an interrupt waits until the state is whole
+(`placing.delay_interrupt`). What cannot be written, or was damaged, is an EditError.
 """
 
 from __future__ import annotations

@@ -6,9 +6,12 @@ not, so that hardly any is padded. A row too wide would cost more attention than
 
 The model receives each token's position, and a mask, which replaces its own. Where it takes none, or a layer attends to
 less than all earlier tokens (a sliding window shorter than a context), only a context that begins with all of another
-shares its row (`Editable.packed`). A configuration tells a window by many names, or not at all, so it is measured, once
-a model and length (`attends_to_all`): by numbers that are equal to the last bit where a window ends, while a window may
-change a text's logits by less than 16 bits show.
+shares its row (`Editable.packed`). A configuration tells a window by many names, or not at all, so it is measured:
+whether the last token of a text as long as the contexts sees its beginning, in each layer (`attends_to_all`). That
+takes two passes over one text, once a model and length, and only when contexts are as long. It compares numbers that
+are equal to the last bit where a window ends, while a window may change a text's logits by less than 16 bits show.
+
+Rows run in batches of similar lengths, padded on the right, where nothing sees the padding.
 """
 
 from __future__ import annotations

@@ -9,9 +9,9 @@ stay in front of each row. Where the tokenizer puts nothing, a first token is ne
   is not part of the row. The mark of a chat, a token that its template writes, is none: what follows is a role;
 - else any token but a special one.
 
-Rows of text are drawn from the whole distribution: text of the likeliest tokens only would leave out names, and count
-the rest double. C is then the moment of the keys of what the model says, as often as it says it; and drift, the mean of
-a divergence per token, is by the chain rule the divergence between the edited model's text and the unedited one's.
+Rows of text are drawn from the whole distribution. C is then the moment of the keys of what the model says, as often as
+it says it; and drift, the mean of a divergence per token, is by the chain rule the divergence between the edited
+model's text and the unedited one's. Text of the likeliest tokens only would leave out names, and count the rest double.
 
 Contexts are a few short texts that a prompt is put behind, where a draw from the tail (a tag, a line of code) would be
 half of what a key is read in. They are drawn from the 5 likeliest tokens, as in the published code (kmeng01/rome,
@@ -22,6 +22,7 @@ expect a web page or a program.
 from __future__ import annotations
 
 import re
+from array import array
 from collections.abc import Sequence
 from functools import cache as once
 from itertools import chain, cycle, islice
@@ -71,7 +72,7 @@ def own_text(
     ids = kept_ids(path)
     if len(ids) != rows * length:
         ids = list(chain.from_iterable(_drawn(editable, rows, length, seed, top)))
-        keep_ids(ids, path)
+        keep_ids(array("i", ids), path)
     return [ids[i : i + length] for i in range(0, len(ids), length)]
 
 
@@ -132,14 +133,15 @@ def sampled(editable: Editable, corpus: Corpus, name: str, progress: Progress = 
     It is the text of rows that fill one of `begin_rows` each. Cached as `name`, in part if interrupted.
     """
     kept, start = cache.path("texts", name, ".safetensors"), len(editable.start_tokens)
-    ids, length = kept_ids(kept), row_length(editable)
+    ids, length = array("i", kept_ids(kept)), row_length(editable)
     before, rows = len(ids), -(-corpus.tokens // (length - start))
     try:
         for first in range(before // (length - start), rows, SAMPLED_ROWS):
             # Seeds far enough apart that no other seed samples the same rows.
             seed = corpus.seed + 1000 + first // SAMPLED_ROWS * 1_000_003
             said = own_text(editable, min(SAMPLED_ROWS, rows - first), length, seed, kept=False)
-            ids += [token for row in said for token in row[start:]]  # at once: an interrupt cannot split a row
+            new = array("i", chain.from_iterable(row[start:] for row in said))
+            ids.extend(new)  # one operation, which an interrupt cannot split
             progress("sampling text", min(len(ids), corpus.tokens), corpus.tokens)
     finally:
         if len(ids) > before:

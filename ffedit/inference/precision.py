@@ -3,10 +3,11 @@
 Key statistics and the keys of names run more tokens than all else that an edit needs, and enter it as means, in which
 the rounding of single numbers averages out. In such a pass torch's autocast rounds the factors of a float32 model's
 products to bfloat16; norms, softmax and the sums of the statistics stay in float32. What is solved for, and every
-score, is computed in the model's own precision, and a `--dtype` that the user gave is kept.
+score, is computed in the model's own precision.
 
-Nothing is assumed of a processor: a product is timed in both precisions, from weights in float32 as the model's are,
-and the keys of a few tokens are compared in the model itself.
+Nothing is assumed of a processor. A product is timed in both precisions, from weights in float32 as the model's are,
+once for a machine and a version of torch; and the keys of a few tokens are compared in the model itself. A `--dtype`
+that the user gave is kept.
 """
 
 from __future__ import annotations

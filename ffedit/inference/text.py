@@ -1,12 +1,14 @@
 """Sources of text, for key statistics and for inspecting memories: what ships, a file, a dataset of the hub.
 
 Where none is named, key statistics use the English text that comes with ffedit (`neutral`) if the model predicts it
-well, and else text sampled from the model (`own_text.sampled`). Sampling runs the whole model once for each token,
-nearly all of the cost of statistics; but it works for any model and language, and does not depend on the edited facts.
+well, and else text sampled from the model (`own_text.sampled`); "sampled" asks for the latter. Statistics run a text up
+to the edited layer only, while sampling runs the whole model once for each token: on a real model it is nearly all of
+the cost. But it works for any model and language, contains what the model tends to say, and does not depend on the
+edited facts.
 
 A file or dataset is read piece by piece until there are enough tokens, never whole. A text here is its own tokens,
-without special ones: rows are cut from the stream wherever they end. A text that is shorter than asked for is used as
-it is.
+without special ones: rows are cut from the stream wherever they end, and each begins as the model's texts do
+(`begin_rows`). A text that is shorter than asked for is used as it is.
 """
 
 from __future__ import annotations
@@ -15,7 +17,8 @@ import codecs
 import gzip
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from array import array
+from collections.abc import Iterator
 from functools import cache as once
 from pathlib import Path
 from typing import Any
@@ -85,8 +88,8 @@ def neutral(editable: Editable) -> Tensor | None:
         if not nats_per_character(editable, neutral_text()) <= SPOKEN:
             return None
         ids = plain_ids(editable.tokenizer, neutral_text())
-        keep_ids(ids, path)
-    return _tensor(ids)
+        keep_ids(array("i", ids), path)
+    return _tensor(array("i", ids))
 
 
 @torch.no_grad()
@@ -107,7 +110,7 @@ def nats_per_character(editable: Editable, text: str) -> float:
     return -float(scores.sum()) / len(said)
 
 
-def keep_ids(ids: Sequence[int], path: Path) -> None:
+def keep_ids(ids: array[int], path: Path) -> None:
     """Cache the ids of a text."""
 
     def save(temporary: Path) -> None:
@@ -117,18 +120,20 @@ def keep_ids(ids: Sequence[int], path: Path) -> None:
     cache.write(path, save)
 
 
+def _checked(path: Path) -> dict[str, Tensor]:
+    check(path)
+    return load_file(path)
+
+
 def kept_ids(path: Path) -> list[int]:
     """Return the ids of a text that was cached before, possibly in part; none where there is no sound file."""
-
-    def read(path: Path) -> list[int]:
-        check(path)
-        ids: list[int] = load_file(path)["ids"].tolist()
-        return ids
-
     try:
-        return read_whole(path, read)
-    except (OSError, SafetensorError, KeyError, ValueError):  # none, or damaged: sampled anew, and replaced
+        if not path.exists():
+            return []
+        ids: list[int] = read_whole(path, _checked)["ids"].tolist()
+    except (OSError, SafetensorError, KeyError, ValueError):  # damaged: sampled anew, and replaced
         return []
+    return ids
 
 
 def texts(corpus: Corpus) -> tuple[Iterator[str], bool]:
@@ -148,7 +153,7 @@ def texts(corpus: Corpus) -> tuple[Iterator[str], bool]:
 
 def given(editable: Editable, corpus: Corpus, progress: Progress = silent) -> Tensor:
     """Return the first ids of the text that `corpus` names, [tokens or fewer], int32; EditError as of `texts`."""
-    ids: list[int] = []
+    ids = array("i")
     for text in texts(corpus)[0]:
         ids.extend(plain_ids(editable.tokenizer, text))
         progress("reading text", min(len(ids), corpus.tokens), corpus.tokens)
@@ -175,7 +180,7 @@ def digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()[:16]
 
 
-def _tensor(ids: Sequence[int]) -> Tensor:
+def _tensor(ids: array[int]) -> Tensor:
     return torch.tensor(ids, dtype=torch.int32)
 
 

@@ -2,9 +2,13 @@
 
     W + Δ,  Δ = v wᵀ:    (W + Δ) m = W m + (w·m) v
 
-An update of rank one is one more memory in the layer, of coefficient c = w·m and value v. One of higher rank is several
-memories, those of its singular value decomposition. Each is scaled so that c = 1 at the key it was solved for: v = Δ k*
-is then what the edit adds to the layer's output at the fact, and c the multiple of v that it adds on another text.
+An update of rank one is one more memory in the layer. Its coefficient is c = w·m, so its key is a pattern over the
+coefficients of all others; its value is v. An update of higher rank is several memories, those of its singular value
+decomposition. Each is scaled so that c = 1 at the key it was solved for: v = Δ k* is then what the edit adds to the
+layer's output at the fact, and c the multiple of v that it adds on another text.
+
+Two passes over the same rows, without and with the edit, keep a few numbers for each position: the coefficients of the
+added memories, whose largest are their triggers, and the predictions that change.
 """
 
 from __future__ import annotations

@@ -1,9 +1,12 @@
 """The contribution of each feed-forward layer at a prompt's end, and the memories that make it.
 
 A layer adds its output to the residual stream, after = before + output. Each of the three is read through the final
-norm and the unembedding (`views`; Geva et al. 2021, arXiv 2012.14913, section 5). *Output* is the vector that is added,
-so with a norm behind the feed-forward layer (Gemma 2, OLMo 2) it is the normed one. *Before* is the stream after the
-block's attention, also where both run in parallel on one input (GPT-J, GPT-NeoX, Falcon).
+norm and the unembedding (`views`): the model's prediction if it ended there, without the layer, with the layer's output
+alone, with both (Geva et al. 2021, arXiv 2012.14913, section 5). *Output* is the vector that is added, so with a norm
+behind the feed-forward layer (Gemma 2, OLMo 2) it is the normed one.
+
+In most models *before* is the stream after the block's attention. Where a block runs attention and feed-forward in
+parallel on one input (GPT-J, GPT-NeoX, Falcon), it is the block's input plus the attention's output.
 
 The feed-forward output before any norm is o = Σ_i m_i v_i + b. The *strength* of memory i is |m_i| ‖v_i‖; its *share*
 is m_i v_i·o / ‖o‖², negative where it points against o; the shares of all memories and the bias add up to 1. The

@@ -6,10 +6,11 @@ for its coefficient, at every position of the prompt; 1 leaves it unchanged. The
     log p(T | s) ≈ log p(T | 1) + Σ_i g_i (s_i − 1)        g_i = ∂ log p(T) / ∂s_i  at s = 1
 
 and one backward pass gives all g_i exactly: with o the layer's output, g_i = Σ m_i v_i·∂ log p(T) / ∂o over the tokens
-of the prompt. Unlike the direct logit attribution m_i v_i·E_T, the gradient includes the effect of the layers above and
-has the unit of the measured effect. The approximation holds for small changes only: so the effect of each of the first
-memories is measured, alone and together with those before it. If these are not enough to make T the prediction, more of
-them are scaled together, twice as many each time.
+of the prompt. The gradient is used, not the direct logit attribution m_i v_i·E_T: it includes the effect of the layers
+above, the attention and the final norm, and has the unit of the measured effect. The approximation holds for small
+changes only, and suppressing and amplifying are large ones: so the effect of each of the first memories is measured,
+alone and together with those before it. If these are not enough to make T the prediction, more of them are scaled
+together, twice as many each time.
 """
 
 from __future__ import annotations
@@ -61,7 +62,8 @@ class Promotion(View):
     rank: int  # number of tokens that are more probable before scaling, plus one
     turns: tuple[Scaling, ...]  # scalings by their predicted gain, the largest first
     tried: int  # number of memories in the ranking: those with a positive predicted gain, `MOST` at most
-    enough: int | None  # number of its first that, scaled together, make T the prediction; None where all do not
+    # Number of its first memories that, scaled together, make T the prediction; None where all do not.
+    enough: int | None
 
 
 def parse_scalings(words: Sequence[str]) -> dict[MemoryIndex, float]:

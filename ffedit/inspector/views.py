@@ -3,8 +3,9 @@
     p = softmax(E · norm(v))
 
 Geva et al. 2021 (arXiv 2012.14913, section 4) read values by the unembedding alone, softmax(E v); here they go through
-the final norm as well, as residuals and layer outputs do (nostalgebraist 2020, "logit lens"), if there is one. Both are
-the model's own, with whatever scaling and capping it has, so that the last residual reads exactly as its prediction.
+the final norm as well, as residuals and layer outputs do (nostalgebraist 2020, "logit lens"). The final norm and the
+unembedding are the model's own, with whatever scaling and capping it has, so that the last layer's residual reads
+exactly as the model's prediction. Where a model has no final norm, the unembedding alone is the lens.
 """
 
 from __future__ import annotations

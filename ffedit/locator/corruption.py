@@ -5,9 +5,9 @@
     uniform      E + k σ ε,   ε ~ U(−1, 1)
     replacement  another subject of as many tokens                Zhang & Nanda 2023, arXiv 2309.16042
 
-with σ the standard deviation of all entries of the input embedding's output over the whole vocabulary; or, with
-`sigma="subjects"`, over the tokens of the subjects of the facts, as in ROME's published code, which gives somewhat less
-noise. Noise takes the model out of its distribution; another subject stays in it.
+with σ the standard deviation of all entries of the input embedding's output over the whole vocabulary. The published
+code of ROME takes it over the tokens of the subjects of its facts instead, which gives somewhat less noise; so does
+`sigma="subjects"`. Noise takes the model out of its distribution; another subject stays in it.
 """
 
 from __future__ import annotations

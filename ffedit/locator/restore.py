@@ -1,8 +1,9 @@
 """Effects of restoring clean states in the corrupted runs of a batch of facts.
 
-The run of a restoration begins at its layer and token (`replay`), with attention keys and values of the earlier tokens
-from the corrupted runs. Restorations at one token share a pass through the model, whatever their layers: each enters it
-at its own, so that a layer's weights are read once for many of them.
+A restoration at token i and layer l changes nothing below l and nothing left of i, so its run begins there (`replay`),
+with attention keys and values of the earlier tokens from the corrupted runs, and applies the unembedding only where the
+answer is read. Restorations at one token share a pass through the model, whatever their layers: each enters it at its
+own layer, so that a layer's weights are read once for many of them.
 """
 
 from __future__ import annotations
@@ -122,7 +123,10 @@ def _unembed(editable: Editable, waiting: list[Final], log_probs: Tensor) -> Non
 
 
 def _groups(batch: Batch, restorations: list[Restoration], most: int) -> Iterator[list[Restoration]]:
-    """Group restorations at neighbouring tokens: enough to fill a batch, and at most `most` tokens."""
+    """Group restorations at neighbouring tokens: enough to fill a batch, and at most `most` tokens.
+
+    Those of one token are in the order of their layers.
+    """
     group: list[Restoration] = []
     tokens = longest = 0
     for restoration in sorted(restorations, key=lambda r: (r.token, r.first, r.case)):

@@ -13,7 +13,8 @@ layers stay what they were in the corrupted run, and what remains of the effect 
 figure 3).
 
 The corruption is drawn once per fact and shared by every restoration, so that effects differ by the restored state
-alone.
+alone. A restoration changes nothing below its layer and nothing left of its token, so every run resumes there
+(`restore`), with many facts and tokens in one batch.
 """
 
 from __future__ import annotations

@@ -74,7 +74,8 @@ class History:
     edits: dict[str, Any] = field(default_factory=dict)  # what is applied and can be undone, by fingerprint, in order
     # the matrices that these edits changed, as they were before, [d_model, d_ff] in the weights' dtype
     originals: dict[Address, Tensor] = field(default_factory=dict)
-    lasting: dict[str, Any] = field(default_factory=dict)  # the permanent edits, older than all these, likewise
+    # what was in the weights before all these and cannot be undone, by fingerprint, in order
+    lasting: dict[str, Any] = field(default_factory=dict)
 
     @property
     def known(self) -> dict[str, Any]:

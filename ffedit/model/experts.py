@@ -3,9 +3,9 @@
     FF(x) = Σ_e g_e(x) (V_eᵀ m_e(x) + b_e)         g_e = 0 for an expert that the router did not choose
           = Σ_e W_e k_e + …                        k_e = g_e m_e
 
-With the router's weight inside the key, the layer is one linear associative memory [W_1 … W_E] with the key
-[k_1; …; k_E], and the algebra of a dense layer applies unchanged. Where the router scales an expert's *input*
-(Llama 4), k_e = m_e(g_e x).
+With the router's weight inside the key of a fact, k_e = g_e m_e, the layer is one linear associative memory
+[W_1 … W_E] with the key [k_1; …; k_E], and the algebra of a dense layer applies unchanged. Where the router scales an
+expert's *input* (Llama 4), k_e = m_e(g_e x).
 
 transformers stores the matrices of all experts in one parameter each, [E, ..], and declares the layout on the module
 (`has_gate`, `has_bias`, `is_transposed`, `_apply_gate`); a layout that is not declared is a row of `roles.LAYOUTS`. A

@@ -3,9 +3,10 @@
     m = f(x Kᵀ + b)                        plain
     m = f(x Gᵀ + b_g) ⊙ (x Uᵀ + b_u)       gated: SwiGLU, GeGLU (Shazeer 2020, arXiv 2002.05202)
 
-Row i of K is the key k_i (`memory`): x is compared with it, and m_i is the weight of the value v_i in the layer's
-output. f may depend on all coefficients at once, as softmax and SoLU do. Editing never needs these rows, so they are
-searched for on first use: by role, then checked against what the model itself feeds to its value matrix.
+Row i of K is what Geva et al. 2021 (arXiv 2012.14913) call the key k_i: x is compared with it, and m_i is the weight of
+the value v_i in the layer's output. f may depend on all coefficients at once, as softmax and SoLU do. Editing never
+needs these rows, so they are searched for on first use: by role, then checked against what the model itself feeds to
+its value matrix.
 """
 
 from __future__ import annotations

@@ -3,8 +3,9 @@
     FF(x) = W m        m_i = f(x · k_i)        W = Vᵀ = [v_1 … v_d_ff]
 
 Geva et al. 2021 (arXiv 2012.14913) call the rows of the first matrix *keys* and the rows of V *values*; m are the
-memory coefficients. ROME (Meng et al. 2022, arXiv 2202.05262) reads the same layer as a linear associative memory: m
-itself is the key k* of a fact, and W, the *value matrix*, which an edit changes, maps it to the value v* = W k*.
+memory coefficients. ROME (Meng et al. 2022, arXiv 2202.05262) reads the same layer as a linear associative memory in
+which m itself is the key k* of a fact and W maps it to the value v* = W k*. An edit changes W, the *value matrix*, and
+needs only to see its input (the key) and its output (the value).
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 A model that is larger than its accelerator is spread by accelerate (`device_map`): what does not fit stays in CPU
 memory or in the checkpoint's files, and the module holds an empty tensor (on the meta device) except while it runs.
-Reading such a weight fetches what the next forward would use; writing it puts the new matrix in CPU memory, and changes
-no file of the checkpoint.
+Reading such a weight fetches what the next forward would use; writing it puts the new matrix in CPU memory, from which
+the next forward fetches it. No file of the checkpoint is changed.
 
 A quantised W is packed, each kind by a library of its own, but all can multiply. So W is read by multiplication: the
 output for the i-th unit vector is column i of W. It is never written: 16 or 256 levels would lose an edit.

@@ -9,8 +9,9 @@ back*: each token stands for the characters by which the decoded text grows. Whe
 of the text, it is refused, since a guess would edit the wrong token.
 
 In a chat model the prompt is the user's turn and the answer the beginning of the assistant's, so that a fact is traced,
-edited and measured in the tokens that a user produces. A thought is left out, or empty where the template opens one in
-any case: otherwise no answer would begin with the object. Texts for statistics and drift, and sampled ones, are plain.
+edited and measured in the tokens that a user produces. The template writes its special tokens itself, and what stands
+between its last mark and the visible answer. A thought is left out, or empty where the template opens one in any case:
+otherwise no answer would begin with the object. Texts for statistics and drift, and sampled ones, are plain.
 
 How a plain text begins is asked of the tokenizer (`special_tokens`), whatever its configuration calls BOS: SmolLM2's is
 the mark of a chat's turn, which no text of its training began with.

@@ -1,6 +1,7 @@
 """Guardrails: what should stop an edit from being shipped.
 
-A breach is a sentence with the number, the limit and what to do; the command warns, or with `--strict` refuses.
+A guardrail is a number with a limit. A breach is a sentence with the number, the limit and what to do; the command
+warns, or with `--strict` refuses.
 """
 
 from __future__ import annotations

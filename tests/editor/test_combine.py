@@ -18,6 +18,7 @@ from ffedit.editor.combine import combine
 from ffedit.editor.key import build_prompts, read_keys
 from ffedit.editor.statistics import collect
 from ffedit.editor.write import write as write_facts
+from ffedit.inference import corpus
 from ffedit.model.editable import Editable
 from ffedit.model.memory import Address
 
@@ -163,6 +164,15 @@ def test_statistics_of_every_layer_are_needed() -> None:
     parts: list[Any] = [write(editable, [FACT], layer=0), write(editable, [SECOND], layer=1)]
     with pytest.raises(EditError, match="no statistics of layer 0"):
         combine(editable, parts, "emmet", stats=stats(editable, 1), config=CONFIG)
+
+
+def test_as_much_text_is_read_as_for_an_edit_where_no_names_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(corpus, "ONE", 64)
+    monkeypatch.setattr(corpus, "FEWEST", 512)
+    editable, config = zoo.shared("gpt2"), with_numbers(CONFIG, names_weight=0.0)
+    own = write_facts(editable, [FACT], "emmet", [1], config, None)
+    again = combine(editable, [own], "emmet", config=config)
+    assert again.provenance["statistics"]["1"]["tokens"] == own.provenance["statistics"]["1"]["tokens"]
 
 
 def test_a_sum_can_be_solved_again() -> None:
