@@ -1,10 +1,10 @@
 """How each mode writes its chunks of facts, by one method after another.
 
 **Single edits and batches** are written into the unedited model. Most of a method's cost is the optimisation of the
-values v*, which depend on the facts, the layer and the unedited model only. So they are computed once per chunk, saved
-in `edits/values-…`, and the update is solved anew for each closed-form method (`ffedit.combine`). Three cases compute
-their own values: several layers that share the update, several subjects that are written one after another (ROME), and
-fine-tuning.
+values v*, which for one subject depend on its facts, the layer and the unedited model only. So they are computed once
+per chunk, saved in `edits/values-…`, and the update is solved anew for each closed-form method (`ffedit.combine`).
+Four cases compute their own values: several layers that share the update, several subjects that are written one after
+another (ROME), or whose values are chosen again with the method's own update written (`value.rounds`), and fine-tuning.
 
 **In a sequence**, each chunk is written on top of all before it. Every fact is scored right after its own edit, again
 at about ten evenly spaced checkpoints, and after the last edit: the difference shows what later edits destroy. The key
@@ -115,7 +115,8 @@ def edit_chunk(task: Task, chunk: int, facts: Sequence[Fact], method: str, failu
 
     def solved() -> Edit:
         """Solve for values that the methods share, where they do; they are chosen once, by MEMIT."""
-        alone = METHODS[method].one_by_one and len(by_subject(facts)) > 1
+        several = len(by_subject(facts)) > 1
+        alone = several and (METHODS[method].one_by_one or config.value.rounds > 1)
         if len(task.layers) > 1 or alone or METHODS[method].solve is None:
             return edited(method)
         numbers = sha256(json.dumps(config.to_dict()).encode()).hexdigest()[:8]

@@ -35,6 +35,7 @@ from ffedit.model.memory import KeyValueMemory
 
 ROWS, TOKENS, FACTORED = 16, 32, 512  # of the batch that is timed; size of the matrix that is factored
 USUAL_STEPS, SOLVING = 8, 1  # steps that most values take at the default numbers; operations to solve, in d_ff³
+USUAL_MORE = 2  # steps that most take in each further round
 WITH_GRADIENT = 3  # a pass with its gradient takes about three passes
 RUNS = 10  # corrupted runs of a trace that decides
 
@@ -141,12 +142,13 @@ class _Costs:
     def editing(self, layers: Sequence[int], method: str) -> Stage:
         """Estimate the values and the equations."""
         count, most = len(by_subject(self.facts)), self.config.value.steps
-        steps = min(USUAL_STEPS, most)
+        steps, top, again = min(USUAL_STEPS, most), layers[-1], (self.config.value.rounds - 1) * (count > 1)
         solving = SOLVING * self.operation * sum(memory.d_ff**3 for memory in self._memories(layers))
         generated = sum(self.config.prompts.context_tokens)
         words = f"{method}: {counted(count, 'value')} in about {steps} steps, at most {most}; solve"
-        stage = self._stage("edit", words, self._values(count, layers[-1], steps), generated, solving)
-        longest = self._stage("edit", words, self._values(count, layers[-1], most), generated, solving)
+        usual = self._values(count, top, steps) + again * self._values(count, top, min(USUAL_MORE, most))
+        stage = self._stage("edit", words, usual, generated, solving)
+        longest = self._stage("edit", words, (1 + again) * self._values(count, top, most), generated, solving)
         return replace(stage, longest=longest.seconds)
 
     def evaluating(self) -> Stage:

@@ -94,6 +94,12 @@ class Record:
             if guarantee and len(solutions) == 1:
                 self._about.setdefault("guarantee", {})[at] = dict(guarantee)
 
+    def forget(self) -> None:
+        """Forget all solutions: the values are chosen again."""
+        self._solutions.clear()
+        self._about |= {"subjects": {}, "division": {}}
+        self._about.pop("guarantee", None)
+
     def add_dense(self, ff: FeedForward, delta: Tensor) -> None:
         """Record a change of one layer, [d_model, Σ d_ff], that was not solved for."""
         self._updates |= {at: Dense(double(change.contiguous()).cpu()) for at, change in ff.split(delta, 1).items()}

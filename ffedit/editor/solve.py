@@ -3,6 +3,10 @@
 The values are chosen at the last of the layers. Several layers share the update (`Spread`), each at the keys computed
 with the layers below already changed. A method that writes one by one (ROME) solves for each subject on top of the
 changes of those before it.
+
+Values that are written together are each chosen as if it were alone. Where keys overlap, the others' δ reach a
+subject, too, and λ takes a part of each: some facts are not said. So the values are chosen again with all facts
+written (`ValueConfig.rounds`): where the new object is likely enough nothing is added, elsewhere what is missing.
 """
 
 from __future__ import annotations
@@ -23,7 +27,7 @@ from ffedit.editor.provenance import Record, how_solved
 from ffedit.editor.spread import Spread
 from ffedit.editor.statistics import entry
 from ffedit.editor.target_layers import check_routes
-from ffedit.editor.value import choose_values
+from ffedit.editor.value import Value, choose_values
 from ffedit.facts.fact import Fact
 from ffedit.files import cache
 from ffedit.model.feed_forward import FeedForward
@@ -62,19 +66,33 @@ def _solve_batch(
         for ff in ff_layers:
             K = keys.K if ff is last else read_keys(editable, ff, prompt_sets, group).K
             check_exact(K, record.kept[ff.layer].to(K.device))
-    unfinished = _unfinished(job, prompt_sets)
-    values = choose_values(editable, last, prompt_sets, keys, config.value, progress, group, unfinished)
-    spread = Spread(editable, last, prompt_sets, keys, values, group) if len(ff_layers) > 1 else None
-    V = torch.stack([value.v for value in values], 1)
-    for i, ff in enumerate(ff_layers):
-        if spread is not None:  # a single layer keeps its keys, since nothing below it changes
-            group.in_all(partial(check_routes, editable, ff, subjects, prompt_sets))
-            keys = read_keys(editable, ff, prompt_sets, group)
-            V = spread.values(ff, keys, len(ff_layers) - i)
-        write = not (is_last and ff is last)
-        group.in_all(partial(store, method, record, ff, subjects, keys, keys.K, V, write))
-        progress("solving", i + 1, len(ff_layers))
-    cache.forget(unfinished)
+
+    def again(stage: str, step: int, steps: int) -> None:
+        progress(f"{stage} again", step, steps)
+
+    def solve_for(values: Sequence[Value], write: bool) -> None:
+        spread = Spread(editable, last, prompt_sets, keys, values, group) if len(ff_layers) > 1 else None
+        now, V = keys, torch.stack([value.v for value in values], 1)
+        for i, ff in enumerate(ff_layers):
+            if spread is not None:  # a single layer keeps its keys, since nothing below it changes
+                group.in_all(partial(check_routes, editable, ff, subjects, prompt_sets))
+                now = read_keys(editable, ff, prompt_sets, group)
+                V = spread.values(ff, now, len(ff_layers) - i)
+            group.in_all(partial(store, method, record, ff, subjects, now, now.K, V, write or ff is not last))
+            progress("solving", i + 1, len(ff_layers))
+
+    paths = [_unfinished(job, prompt_sets, i) for i in range(config.value.rounds if len(groups) > 1 else 1)]
+    values = choose_values(editable, last, prompt_sets, keys, config.value, progress, group, paths[0])
+    for path in paths[1:]:
+        with restored(job.memories):
+            solve_for(values, write=True)
+            now = read_keys(editable, last, prompt_sets, group)
+            more = choose_values(editable, last, prompt_sets, now, config.value, again, group, path)
+        values = [value.then(added) for value, added in zip(values, more, strict=True)]
+        record.forget()
+    solve_for(values, write=not is_last)
+    for path in paths:
+        cache.forget(path)
     return how_solved(groups, prompt_sets, values)
 
 
@@ -105,12 +123,15 @@ def store(
             memory.write_(LowRank(delta.left, right))
 
 
-def _unfinished(job: Job, prompt_sets: Sequence[PromptSet]) -> Path:
-    """Return the path that keeps an interrupted choice of values, by all that they depend on."""
+def _unfinished(job: Job, prompt_sets: Sequence[PromptSet], earlier: int) -> Path:
+    """Return the path that keeps an interrupted choice of values, by all that they depend on.
+
+    They are chosen on top of `earlier` choices of the same.
+    """
     texts = [
         [(text.ids, text.answer, text.site) for text in (*prompt_set.texts, *prompt_set.mentions)]
         for prompt_set in prompt_sets
     ]
-    about = [__version__, fingerprint(job.editable), job.ff_layers[-1].layer, job.process_group]
+    about = [__version__, fingerprint(job.editable), job.ff_layers[-1].layer, job.process_group, earlier]
     about += [job.config.value, job.config.key.mention_share, texts, [len(each.keep) for each in prompt_sets]]
     return entry("values", repr(about))

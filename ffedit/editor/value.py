@@ -88,6 +88,11 @@ class Value:
     losses: tuple[float, ...]  # the whole loss before each step, and after the last, nats
     probabilities: tuple[float, ...]  # of each fact's new object in its bare prompt with δ in place
 
+    def then(self, more: Value) -> Value:
+        """Return this value with what was chosen on top of it, in a model where it is written."""
+        losses = more.losses if len(more.losses) > 1 else self.losses
+        return Value(self.v + more.delta, self.delta + more.delta, losses, more.probabilities)
+
 
 def choose_values(
     editable: Editable,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 import zoo
-from benching import CONFIG, facts, lines, run
+from benching import CONFIG, ONCE, facts, lines, run
 from writing import CORPUS
 
 import ffedit
@@ -32,9 +33,11 @@ def editable() -> Editable:
     return zoo.trained("gpt2", True)
 
 
-def by_hand(editable: Editable, some: Sequence[Fact], method: str, after: Sequence[Edit] = ()) -> Edit:
+def by_hand(
+    editable: Editable, some: Sequence[Fact], method: str, after: Sequence[Edit] = (), config: EditConfig = CONFIG
+) -> Edit:
     stats = ffedit.collect_stats(zoo.trained("gpt2", True), [1], corpus=CORPUS)
-    return ffedit.edit(editable, some, method, layers=[1], config=CONFIG, stats=stats, preserve=after)
+    return ffedit.edit(editable, some, method, layers=[1], config=config, stats=stats, preserve=after)
 
 
 def scores_of(found: Sequence[Mapping[str, Any]], method: str | None, when: str) -> dict[int, dict[str, float]]:
@@ -111,7 +114,16 @@ def test_single_edits_are_those_made_by_hand(editable: Editable, tmp_path: Path)
     assert report.methods["memit"].after.scores.efficacy_magnitude == pytest.approx(mean)
 
 
-def test_a_batch_chooses_its_values_once(editable: Editable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("config", "choosing"), [(ONCE, ("memit", "ft")), (CONFIG, ("memit", "emmet", "alphaedit", "ft"))]
+)
+def test_methods_share_the_values_of_a_batch_unless_these_are_chosen_again(
+    editable: Editable,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    config: EditConfig,
+    choosing: Sequence[str],
+) -> None:
     made: list[str] = []
     real = ffedit.edit
 
@@ -121,14 +133,14 @@ def test_a_batch_chooses_its_values_once(editable: Editable, tmp_path: Path, mon
 
     monkeypatch.setattr(ffedit, "edit", counted)
     some, methods = facts(5), ("memit", "emmet", "alphaedit", "ft")
-    run(editable, tmp_path / "out", "batch:3", some, methods)
-    assert made == ["memit", "ft"] * 2  # once for each of two chunks
+    run(editable, tmp_path / "out", "batch:3", some, methods, config=config)
+    assert Counter(made) == dict.fromkeys(choosing, 2)  # once for each of two chunks
     monkeypatch.undo()
     found = lines(tmp_path / "out")
     for chunk in Mode("batch", 3).chunks(some):
         asked = Evaluation(editable, [some[i] for i in chunk])
         for method in methods:
-            with by_hand(editable, [some[i] for i in chunk], method).applied(editable):
+            with by_hand(editable, [some[i] for i in chunk], method, config=config).applied(editable):
                 wanted = expected(asked, chunk, range(len(chunk)))
             assert {i: scores_of(found, method, "after")[i] for i in chunk} == wanted
 
@@ -143,7 +155,7 @@ def test_values_that_cannot_be_chosen_fail_each_method_and_are_tried_once(
         raise EditError("the loss is not finite")
 
     monkeypatch.setattr(ffedit, "edit", failing)
-    report = run(editable, tmp_path, "batch:3", methods=["memit", "alphaedit", "emmet"])
+    report = run(editable, tmp_path, "batch:3", methods=["memit", "alphaedit", "emmet"], config=ONCE)
     assert tried == ["Eiffel tower", facts()[3].subject], "once for each batch"
     assert {method: figures.failed for method, figures in report.methods.items()} == dict.fromkeys(report.methods, 5)
     assert {failure["reason"] for failure in report.failures} == {"the loss is not finite"}

@@ -1,0 +1,65 @@
+"""Values of several subjects are chosen again with all of them written, and are still one smallest change."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+import zoo
+from storing import BARE, BATCH, FACTS
+from torch import Tensor
+from writing import CORPUS, FACT, quick
+
+from ffedit import Edit, Fact
+from ffedit.editor import solve
+from ffedit.editor.statistics import collect
+from ffedit.editor.write import write as write_facts
+from ffedit.model.editable import Editable
+from ffedit.model.memory import Address
+
+AT = Address(1)
+# Strong and short of the target, so that a second round has something to add.
+SHORT: dict[str, Any] = {**BARE, "steps": 3, "target_probability": 0.9}
+
+
+def written(editable: Editable, edit: Edit) -> Tensor:
+    """What an edit's keys give with it, [d_model, n]."""
+    return (editable.memories[AT].value.double() + edit.updates[AT].dense) @ edit.keys[AT]
+
+
+@pytest.mark.parametrize("method", BATCH)
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_two_rounds_are_two_edits_one_upon_the_other(family: str, method: str) -> None:
+    """The change is linear in the values: Δ of v + δ' is Δ of v, and Δ' of δ' on the model with Δ."""
+    editable = zoo.trained(family, True, torch.float64)
+    stats = collect(editable, [editable.memories[1]], CORPUS)
+
+    def write(rounds: int) -> Edit:
+        config = quick(**SHORT, rounds=rounds, alphaedit_null_share=0.5)
+        return write_facts(editable, FACTS, method, [1], config, stats)
+
+    before = zoo.snapshot(editable)
+    both, first = write(2), write(1)
+    assert zoo.unchanged(editable, before)
+    with first.applied(editable):
+        second = write(1)
+    assert second.norms()[AT] > 0.01 * first.norms()[AT], "the second round adds something"
+    total = first.updates[AT].dense + second.updates[AT].dense
+    torch.testing.assert_close(both.updates[AT].dense, total, rtol=1e-6, atol=1e-8)
+    values = first.values[AT] + second.values[AT] - written(editable, first)
+    torch.testing.assert_close(both.values[AT], values, rtol=1e-6, atol=1e-8)
+    assert both.rank == first.rank
+    for one, other in zip(both.provenance["solved"], second.provenance["solved"], strict=True):
+        assert one["probabilities"] == pytest.approx(other["probabilities"])
+
+
+@pytest.mark.parametrize(("facts", "rounds", "times"), [([FACT], 3, 1), (FACTS, 1, 1), (FACTS, 3, 3)])
+def test_a_single_subject_has_one_round(
+    facts: Sequence[Fact], rounds: int, times: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen, real = [], solve.choose_values
+    monkeypatch.setattr(solve, "choose_values", lambda *given: chosen.append(len(given[2])) or real(*given))
+    write_facts(zoo.trained("gpt2", True), facts, "memit", [1], quick(**SHORT, rounds=rounds), CORPUS)
+    assert chosen == [len(facts)] * times
