@@ -135,7 +135,8 @@ class ValueConfig:
         penalty_decay: factor on both other penalties from step to step: easy facts end early in the optimisation, where
             the penalties are high, with a small δ; hard ones are reached once they are low.
         rounds: how often the values of several subjects are chosen: each time with what was chosen before written, so
-            that a fact that the others keep from being said gets a longer δ. Of a single subject, once.
+            that a fact that the others keep from being said gets a longer δ. Of a single subject, and in a quantised
+            model, once.
     """
 
     steps: int = 80

@@ -13,7 +13,7 @@ from making import made, on_disk, weights
 from safetensors.torch import save_file
 from shown import shown
 from torch import Tensor, nn
-from writing import CORPUS, FACT, quick
+from writing import CORPUS, FACT, SECOND, quick
 
 import ffedit
 from ffedit import Corpus, EditError
@@ -115,6 +115,19 @@ def test_a_quantised_model_is_not_written_to(tmp_path: Path, kind: type[nn.Modul
     with pytest.raises(EditError, match="its kernels pass no gradient on this device"):
         write_facts(editable, facts, "memit", [1], quick(), CORPUS)
     assert zoo.unchanged(editable, before) and not (tmp_path / "out").exists() and not editable.history.edits
+
+
+@kinds
+def test_several_facts_of_a_quantised_model_are_written_in_one_round(kind: type[nn.Module]) -> None:
+    """A second round would have to write the first into its weights."""
+    editable = quantised(kind)
+    before = zoo.snapshot(editable)
+    once, usual = (
+        write_facts(editable, [FACT, SECOND], "memit", [1], quick(rounds=rounds), CORPUS) for rounds in (1, 2)
+    )
+    at = editable.memories[1].address
+    assert usual.rank == 2 and torch.equal(once.updates[at].dense, usual.updates[at].dense)
+    assert zoo.unchanged(editable, before)
 
 
 @kinds
