@@ -3,6 +3,10 @@
 In the sum of two edits each was solved without the other: where their keys overlap, both values are missed. Each edit
 holds the keys and values it was solved for, so the union can be solved without optimising any value again.
 
+The edits may have been made on the same weights, or each on top of those before it. The edits of such a sequence were
+solved without those that came later, and each counted the contexts of its own subject in full, at the expense of
+other text.
+
 A key depends on the layers below. The keys of the lowest layer are reused; above it the union changes more below than
 each edit did. So from the lowest layer up, the keys are read again with the union's changes written, on the edit's own
 prompts, and each is to receive the residual V − W K of its edit.
@@ -53,8 +57,9 @@ def combine(
     """Compute one edit that stores the facts of all `edits`: their keys and values are solved for jointly.
 
     Args:
-        editable: the model that each of them was computed on; restored afterwards.
-        edits: edits of one layer or several, none of them fine-tuned.
+        editable: the model that each of them was computed on, or that the first was, and each other one on top of those
+            before it; restored afterwards.
+        edits: edits of one layer or several, none of them fine-tuned, in the order in which they were made.
         method: one that solves from keys and values: "emmet", "memit" or "alphaedit" ("rome" for one subject).
         stats: second moments of the keys of all their layers, or the text to collect them on.
         config: numbers of the solution; the values are those of the edits.
@@ -76,8 +81,8 @@ def combine(
         raise EditError(
             f"{method} writes one subject after another, not several jointly; combine with another, such as emmet"
         )
+    _check_stack(editable, edits)
     for edit in edits:
-        edit.check(editable)
         if edit.in_chat != editable.chat:
             how = ("with", "inside") if edit.in_chat else ("without", "outside")
             raise EditError(f"an edit was computed {how[1]} the chat template; load the model {how[0]} it (chat=)")
@@ -117,6 +122,18 @@ def combine(
             store(chosen, record, ff, subjects, read, K, V)
             progress("solving", i + 1, len(ff_layers))
     return record.edit([solved for solved, _ in solutions]).noted(configs=configs)
+
+
+def _check_stack(editable: Editable, edits: Sequence[Edit]) -> None:
+    """Refuse edits that were made neither on the model's weights nor on top of those before them."""
+    history, touched = editable.history, {at for edit in edits for at in edit.updates if at in editable.memories}
+    editable.history = replace(history, edits={**history.edits}, originals={**history.originals})
+    with restored([editable.memories[at] for at in touched]):
+        try:
+            for edit in edits:
+                edit.apply_(editable)
+        finally:
+            editable.history = history
 
 
 def _solved_in(edit: Edit, ff: FeedForward) -> tuple[list[str], Tensor, Tensor]:

@@ -87,6 +87,24 @@ def test_a_combination_is_what_writing_all_at_once_gives() -> None:
     torch.testing.assert_close(both.updates[AT].dense, at_once.updates[AT].dense, rtol=1e-6, atol=1e-8)
 
 
+def test_edits_made_one_upon_the_other_are_solved_jointly() -> None:
+    """Keys and values are those of the sequence, and the change is the smallest that joins them."""
+    editable, before = zoo.trained("gpt2", True), zoo.snapshot(zoo.trained("gpt2", True))
+    first = write(editable, [FACT])
+    with first.applied(editable):
+        second = write_facts(editable, [SECOND, THIRD], "emmet", [1], CONFIG, stats(editable), [first])
+    both = combine(editable, [first, second], "emmet", stats=stats(editable), config=CONFIG)
+    W = editable.memories[AT].value.double()
+    for part in (first, second):
+        torch.testing.assert_close((W + both.updates[AT].dense) @ part.keys[AT], part.values[AT], rtol=1e-6, atol=1e-8)
+    changes = both.updates[AT].dense, first.updates[AT].dense + second.updates[AT].dense
+    joint, added = (float(torch.trace(delta @ stats(editable)[AT].C @ delta.T)) for delta in changes)
+    assert both.rank == 3 and joint < added
+    with pytest.raises(EditError, match="was computed on weights"):
+        combine(editable, [second], "emmet", stats=stats(editable), config=CONFIG)
+    assert zoo.unchanged(editable, before) and not editable.history.edits
+
+
 @pytest.mark.parametrize("method", ["memit", "alphaedit"])
 def test_a_combination_by_least_squares_is_closer_than_the_sum(method: str) -> None:
     editable = zoo.trained("gpt2", True)
