@@ -134,9 +134,9 @@ class ValueConfig:
         keep_weight: weight of the mean KL divergence at the facts' `keep` prompts, the same in every step.
         penalty_decay: factor on both other penalties from step to step: easy facts end early in the optimisation, where
             the penalties are high, with a small δ; hard ones are reached once they are low.
-        rounds: how often the values of several subjects are chosen: each time with what was chosen before written, so
-            that a fact that the others keep from being said gets a longer δ. Of a single subject, and in a quantised
-            model, once.
+        rounds: how often the values of several subjects are chosen: after the first time with all that was chosen
+            written, so that a fact that the others keep from being said gets a longer δ. Of a single subject, and in a
+            quantised model, once.
     """
 
     steps: int = 80
@@ -149,7 +149,7 @@ class ValueConfig:
     kl_weight: float = 1.0
     keep_weight: float = 4.0
     penalty_decay: float = 0.9
-    rounds: int = 2
+    rounds: int = 1
 
     def __post_init__(self) -> None:
         positive = ("step_size", "max_delta_norm", "target_probability", "penalty_decay")

@@ -5,8 +5,8 @@ with the layers below already changed. A method that writes one by one (ROME) so
 changes of those before it.
 
 Values that are written together are each chosen as if it were alone. Where keys overlap, the others' δ reach a
-subject, too, and λ takes a part of each: some facts are not said. So the values are chosen again with all facts
-written (`ValueConfig.rounds`): where the new object is likely enough nothing is added, elsewhere what is missing.
+subject, too, and some facts are not said. In a further round (`ValueConfig.rounds`) the values are chosen again with
+all facts written: where the new object is likely enough nothing is added, elsewhere what is missing.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 import zoo
-from benching import ONCE, facts, lines, run, same, timeless
+from benching import facts, lines, run, same, timeless
 from shell import disk, process, shell
 from writing import quick
 
@@ -112,10 +112,10 @@ def test_a_failed_edit_is_no_earlier_edit_of_a_resumed_sequence(
 def test_methods_may_be_added_and_find_the_values(
     editable: Editable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    both = run(editable, tmp_path / "both", "batch:3", methods=["memit", "alphaedit"], config=ONCE)
-    run(editable, tmp_path / "out", "batch:3", methods=["memit"], config=ONCE)
+    both = run(editable, tmp_path / "both", "batch:3", methods=["memit", "alphaedit"])
+    run(editable, tmp_path / "out", "batch:3", methods=["memit"])
     monkeypatch.setattr(ffedit, "edit", None)  # no value is chosen again
-    added = run(editable, tmp_path / "out", "batch:3", methods=["alphaedit"], config=ONCE)
+    added = run(editable, tmp_path / "out", "batch:3", methods=["alphaedit"])
     assert timeless(added) == timeless(both)
 
 
@@ -324,8 +324,8 @@ def test_two_processes_find_what_one_finds(tmp_path: Path, monkeypatch: pytest.M
         )
         same(first, alone)
         same(second, alone)
-        if mode == "sequential:3":  # two subjects, then two, each in two rounds, for each of two methods
-            assert by_first == by_second == [1, 1, 1, 1] * 2, "each chooses its share of the values of each round"
+        if mode == "sequential:3":  # two subjects, then two, for each of two methods
+            assert by_first == by_second == [1, 1] * 2, "each chooses its share of the values of each step"
         assert [path.name for path in (tmp_path / mode).glob("results*")] == ["results.jsonl"]
         (machine,) = json.loads((tmp_path / mode / "report.json").read_text())["run"]["hardware"]
         assert machine["processes"] == 2

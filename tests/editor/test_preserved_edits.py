@@ -177,7 +177,7 @@ def test_edits_of_another_model_are_not_kept() -> None:
 def test_a_sequence_that_keeps_its_keys_is_one_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Δ_1 + Δ_2 of two edits, one behind the other, is Δ of both for the same values: of smallest C-norm."""
     editable, at = zoo.trained("gpt2", True, torch.float64), Address(1)
-    stats, config = collect(editable, [editable.memories[1]], CORPUS), quick(**BARE, context_weight=0.0, rounds=1)
+    stats, config = collect(editable, [editable.memories[1]], CORPUS), quick(**BARE, context_weight=0.0)
     batch = write_facts(editable, [FACT, SECOND], "emmet", [1], config, stats)
     first = write_facts(editable, [FACT], "emmet", [1], config, stats)
     torch.testing.assert_close(first.values[at][:, 0], batch.values[at][:, 0])

@@ -25,7 +25,7 @@ from ffedit.model.memory import Address
 def test_layers_share_the_work(family: str, gain: float, method: str) -> None:
     """The residual stream behind the last layer reaches its target, and the first layer alone does not get it there."""
     editable, last = zoo.trained(family, True), 1
-    numbers: dict[str, Any] = {"contexts": 1, "alphaedit_null_share": 0.5, "rounds": 1}
+    numbers: dict[str, Any] = {"contexts": 1, "alphaedit_null_share": 0.5}
     edit = write(editable, FACTS, method, [1, 0], **numbers)
     assert edit.layers == [0, 1] and edit.provenance["layers"] == [0, 1]
     place = editable.feed_forward[last]
@@ -72,15 +72,14 @@ def test_one_layer_of_several_is_that_layer_alone() -> None:
 @pytest.mark.parametrize("family", ["gemma2", "olmo2"])
 def test_layers_whose_output_is_normalised_share_what_it_moves_behind_the_norm(family: str) -> None:
     editable, last = zoo.trained(family, True), 1
-    numbers: dict[str, Any] = {**BARE, "rounds": 1}
-    ff, config = editable.feed_forward[last], quick(**numbers)
+    ff, config = editable.feed_forward[last], quick(**BARE)
     prompt_sets = build_prompts(editable, by_subject(FACTS), config)
     keys = read_keys(editable, ff, prompt_sets)
     values = choose_values(editable, ff, prompt_sets, keys, config.value)
     v, delta = (torch.stack(own, 1) for own in ([x.v for x in values], [x.delta for x in values]))
     way = find_output_map(editable, ff, prompt_sets[0].prompts[0], v[:, 0])
     wanted = way(v) - way(v - delta)
-    edit, left = write(editable, FACTS, "emmet", [0, 1], **numbers), []
+    edit, left = write(editable, FACTS, "emmet", [0, 1], **BARE), []
     for layers in ([0], [0, 1]):
         some = dataclasses.replace(
             edit, updates={Address(i): edit.updates[Address(i)] for i in layers}, keys={}, values={}

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import zoo
-from writing import CORPUS, quick, with_numbers
+from writing import CORPUS, quick
 
 from ffedit import Fact
 from ffedit.benchmark import BenchReport, bench
@@ -18,8 +18,6 @@ from ffedit.model.editable import Editable
 # Strong enough that scores differ from method to method and from edit to edit.
 NUMBERS = {"steps": 8, "step_size": 0.3, "contexts": 0, "ft_steps": 3}
 CONFIG = quick(weight_decay=0.0, ft_rate=0.1, ft_bound=0.2, **NUMBERS)
-# Values that all methods share, since none is chosen again with what is written beside it.
-ONCE = with_numbers(CONFIG, rounds=1)
 METHODS = ("memit", "ft")
 TIMES = ("seconds_per_fact", "hardware")
 

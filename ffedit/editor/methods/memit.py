@@ -1,7 +1,7 @@
 """Mass-editing memory: thousands of facts by least squares, over one layer or several.
 
-Meng et al. 2023, arXiv 2210.07229. What a fact may give up to ordinary text is relative to the facts' own keys and
-grows with their number (`MemitConfig`), where the published λ is a number for one model.
+Meng et al. 2023, arXiv 2210.07229. What a fact may give up to ordinary text is relative to the facts' own keys
+(`MemitConfig.ridge`), where the published λ is a number for one model.
 """
 
 from __future__ import annotations
@@ -29,25 +29,18 @@ class MemitConfig:
     """Numbers of MEMIT's solution.
 
     Attributes:
-        ridge: share of its residual that a fact alone gives up to ordinary text: λ relative to the keys' own weight. Of
-            several subjects λ is this times their number, since each disturbs the same text,
-        ridge_limit: and at most this, if `ridge` is less.
+        ridge: share of its residual that a fact alone gives up to ordinary text: λ relative to the keys' own weight.
     """
 
     ridge: float = 0.003
-    ridge_limit: float = 0.1
 
     def __post_init__(self) -> None:
-        check_numbers("memit", self, weights=("ridge", "ridge_limit"))
-
-    def of_subjects(self, count: int) -> float:
-        """Return λ for `count` subjects that are written together, relative to the weight of their keys."""
-        return max(self.ridge, min(self.ridge * count, self.ridge_limit))
+        check_numbers("memit", self, weights=("ridge",))
 
 
 def solve(problem: Problem) -> LowRank:
     """Return argmin_Δ ‖(W + Δ) K − V‖² + ‖Δ K_p‖² + λ ‖Δ‖_C²."""
-    ridge = problem.config.of("memit", MemitConfig).of_subjects(problem.K.shape[1])
+    ridge = problem.config.of("memit", MemitConfig).ridge
     return least_squares(problem.W, problem.K, problem.V, problem.metric, ridge, problem.kept)
 
 

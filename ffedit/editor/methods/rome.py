@@ -30,7 +30,6 @@ PAPER = EditConfig(
         weight_decay=0.5,
         kl_weight=0.0625,
         penalty_decay=1.0,
-        rounds=1,
     ),
 )
 
