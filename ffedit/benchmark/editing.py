@@ -115,8 +115,8 @@ def edit_chunk(task: Task, chunk: int, facts: Sequence[Fact], method: str, failu
 
     def solved() -> Edit:
         """Solve for values that the methods share, where they do; they are chosen once, by MEMIT."""
-        several = len(by_subject(facts)) > 1
-        alone = several and (METHODS[method].one_by_one or config.value.rounds > 1)
+        subjects = len(by_subject(facts))
+        alone = (subjects > 1 and METHODS[method].one_by_one) or config.value.rounds_of(subjects) > 1
         if len(task.layers) > 1 or alone or METHODS[method].solve is None:
             return edited(method)
         numbers = sha256(json.dumps(config.to_dict()).encode()).hexdigest()[:8]

@@ -142,7 +142,8 @@ class _Costs:
     def editing(self, layers: Sequence[int], method: str) -> Stage:
         """Estimate the values and the equations."""
         count, most = len(by_subject(self.facts)), self.config.value.steps
-        steps, top, again = min(USUAL_STEPS, most), layers[-1], (self.config.value.rounds - 1) * (count > 1)
+        steps, top = min(USUAL_STEPS, most), layers[-1]
+        again = self.config.value.rounds_of(1 if METHODS[method].one_by_one else count) - 1
         solving = SOLVING * self.operation * sum(memory.d_ff**3 for memory in self._memories(layers))
         generated = sum(self.config.prompts.context_tokens)
         words = f"{method}: {counted(count, 'value')} in about {steps} steps, at most {most}; solve"

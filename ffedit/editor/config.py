@@ -158,6 +158,10 @@ class ValueConfig:
         if self.optimizer not in ("gradient", "adam"):
             raise EditError(f"value.optimizer is {self.optimizer!r}; gradient or adam was expected")
 
+    def rounds_of(self, subjects: int) -> int:
+        """Return how often the values of so many `subjects`, which are written together, are chosen."""
+        return self.rounds if subjects > 1 else 1
+
 
 @dataclass(frozen=True)
 class EditConfig:

@@ -81,8 +81,9 @@ def _solve_batch(
             group.in_all(partial(store, method, record, ff, subjects, now, now.K, V, write or ff is not last))
             progress("solving", i + 1, len(ff_layers))
 
-    once = len(groups) == 1 or any(memory.quantised for memory in job.memories)  # these cannot be written to on the way
-    paths = [_unfinished(job, prompt_sets, i) for i in range(1 if once else config.value.rounds)]
+    quantised = any(memory.quantised for memory in job.memories)  # these cannot be written to on the way
+    rounds = 1 if quantised else config.value.rounds_of(len(groups))
+    paths = [_unfinished(job, prompt_sets, i) for i in range(rounds)]
     values = choose_values(editable, last, prompt_sets, keys, config.value, progress, group, paths[0])
     for path in paths[1:]:
         with restored(job.memories):

@@ -21,10 +21,12 @@ from ffedit.inference.corpus import Corpus
 TEXT = Corpus(path="sampled", tokens=200)
 
 
-def planned(facts: Sequence[Fact], layer: int | None = 1, steps: int = 20) -> Estimate:
-    config = preset("default", "memit")
-    config = replace(config, value=replace(config.value, steps=steps))
-    return estimate(zoo.shared("llama"), facts, "memit", layer, 1, config, TEXT, show_trace=True)
+def planned(
+    facts: Sequence[Fact], layer: int | None = 1, steps: int = 20, rounds: int = 1, method: str = "memit"
+) -> Estimate:
+    config = preset("default", method)
+    config = replace(config, value=replace(config.value, steps=steps, rounds=rounds))
+    return estimate(zoo.shared("llama"), facts, method, layer, 1, config, TEXT, show_trace=True)
 
 
 def tokens(plan: Estimate, name: str) -> int:
@@ -39,6 +41,12 @@ def test_more_work_is_more_tokens() -> None:
     few = planned(FACTS[:1], steps=3)
     assert one.longest > one.seconds and few.longest == few.seconds
     assert one.memory_most > one.memory_now
+
+
+def test_rounds_cost_where_several_subjects_are_written_together() -> None:
+    for facts, method, more in ((FACTS, "memit", True), (FACTS[:1], "memit", False), (FACTS, "rome", False)):
+        once, twice = (tokens(planned(facts, rounds=rounds, method=method), "edit") for rounds in (1, 2))
+        assert twice > once if more else twice == once
 
 
 def test_a_layer_that_is_not_chosen_yet_costs_its_choice() -> None:

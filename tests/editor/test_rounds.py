@@ -25,7 +25,7 @@ SHORT: dict[str, Any] = {**BARE, "steps": 3, "target_probability": 0.9}
 
 
 def written(editable: Editable, edit: Edit) -> Tensor:
-    """What an edit's keys give with it, [d_model, n]."""
+    """Multiply an edit's keys by the matrix with it, [d_model, n]."""
     return (editable.memories[AT].value.double() + edit.updates[AT].dense) @ edit.keys[AT]
 
 
@@ -56,7 +56,7 @@ def test_two_rounds_are_two_edits_one_upon_the_other(family: str, method: str) -
 
 
 @pytest.mark.parametrize(("facts", "rounds", "times"), [([FACT], 3, 1), (FACTS, 1, 1), (FACTS, 3, 3)])
-def test_a_single_subject_has_one_round(
+def test_values_are_chosen_in_as_many_rounds_as_asked_for_and_of_one_subject_once(
     facts: Sequence[Fact], rounds: int, times: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chosen, real = [], solve.choose_values
