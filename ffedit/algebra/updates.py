@@ -79,12 +79,13 @@ def rank_one(W: Tensor, k: Tensor, v: Tensor, C: Metric) -> LowRank:
     return equality(W, k[:, None], v[:, None], C)
 
 
-def direction(k: Tensor, C: Metric) -> Tensor:
-    """Return u = C⁻¹k / (kᵀC⁻¹k), [d_in], float64, the right factor of `rank_one`: Δ x = (uᵀx) (v − W k) for any key x.
+def direction(k: Tensor, C: Metric, kept: Tensor | None = None) -> Tensor:
+    """Return u, [d_in], float64, the right factor of `equality` for one key: Δ x = (uᵀx) (v − W k) for any key x.
 
-    Of all vectors with uᵀk = 1 it has the least E(uᵀx)² over ordinary text. Errors are those of `equality`.
+    Of all vectors with uᵀk = 1 and uᵀK_p = 0 it has the least E(uᵀx)² over ordinary text: without K_p, `kept`, it is
+    C⁻¹k / (kᵀC⁻¹k). Errors are those of `equality`.
     """
-    return equality(k.new_zeros(1, len(k)), k[:, None], k.new_ones(1, 1), C).right[0]
+    return equality(k.new_zeros(1, len(k)), k[:, None], k.new_ones(1, 1), C, kept).right[0]
 
 
 def equality(W: Tensor, K: Tensor, V: Tensor, C: Metric, kept: Tensor | None = None) -> LowRank:

@@ -98,7 +98,9 @@ class KeyConfig:
             is read in the texts that state the fact, which all have the same words around it.
         names_weight: weight of the keys of other names, against all ordinary text: so that they receive little.
         without_names: names that do not count, nor do names that are words of them, nor the facts' own subjects.
-        protect: names and texts whose keys should keep their values, like those of earlier edits.
+        keep_beginning: whether the keys of tokens that begin a text, attention sinks, keep their values, like those of
+            earlier edits.
+        protect: names and texts whose keys should keep their values, too.
     """
 
     fact_token: FactToken = "subject_last"
@@ -106,6 +108,7 @@ class KeyConfig:
     mention_share: float = 0.5
     names_weight: float = 10.0
     without_names: tuple[str, ...] = ()
+    keep_beginning: bool = True
     protect: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:

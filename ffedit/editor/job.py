@@ -82,7 +82,7 @@ class Problem:
         V: target values of the keys, [d_model, n].
         moments: second moment of the keys of ordinary text, of each memory.
         spread: rows A, [n, d_ff]; AᵀA is the weighted spread of the facts' keys (`updates.context_spread`).
-        kept: keys of earlier edits, and those that are protected, whose values should stay, [d_ff, p].
+        kept: keys whose values should stay: where a text begins, of earlier edits, and protected ones, [d_ff, p].
         config: all numbers; the method's own are `config.of(name, kind)`.
         names: weighted second moment of the keys of other names, where they count.
     """
@@ -182,4 +182,5 @@ class Method:
             )
         own = {} if self.numbers is None else {self.name: config.of(self.name, self.numbers)}
         key = config.key if self.names and self.statistics else replace(config.key, names_weight=0.0)
+        key = key if self.statistics else replace(key, keep_beginning=False)
         return replace(config, key=key, methods=own)

@@ -1,8 +1,11 @@
-"""Read the keys that an edit must not touch: of names and texts that the user protects, and of some `keep` prompts.
+"""Read the keys that an edit must not touch: where texts begin, of what the user protects, of some `keep` prompts.
 
 They count among the keys K_p of earlier edits, which keep their values (`algebra.updates`): exactly where facts are
 exact, and else as far as facts are. A name or text is protected at each of its tokens, since a subject's key may be
 like that of any, and at its last one behind neutral words, too, since a name's key depends on what stands before it.
+
+The token that begins a text is an attention sink, whose key is nearly the same in all texts. C leaves it out, and every
+later token attends to it, so that a change there would reach all of every text (`beginning_keys`).
 
 Where a `keep` prompt does not name the subject, no δ is added in it: what can change its answer is what the update adds
 at other keys. So it is protected, with its answer, as a text is.
@@ -24,7 +27,7 @@ from ffedit.facts.text import occurrences
 from ffedit.inference.names import MENTIONS, mention
 from ffedit.model.editable import Editable
 from ffedit.model.feed_forward import FeedForward
-from ffedit.model.tokenization import Encoded
+from ffedit.model.tokenization import Encoded, plain_ids
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,6 +72,19 @@ def protected_texts(editable: Editable, facts: Sequence[Fact], config: KeyConfig
                 count += 1
     texts = list({text.ids[: text.site + 1]: text for text in texts}.values())
     return Protected(texts, count, left_out) if count or left_out else None
+
+
+def beginning_keys(editable: Editable, ff_layers: Sequence[FeedForward]) -> dict[int, Tensor]:
+    """Read by layer the keys at the tokens that begin a plain text and that C leaves out, [Σ d_ff, p], float64.
+
+    They are the model's `start_tokens`, or, where it has none, the first tokens of a few texts, which stand for all.
+    """
+    start = tuple(editable.start_tokens)
+    ids = [start[: i + 1] for i in range(len(start))]
+    ids = ids or [tuple(plain_ids(editable.tokenizer, text)[:1]) for text in MENTIONS]
+    texts = [Encoded("", each, len(each), fact_token="last") for each in ids]
+    read = zip(ff_layers, read_layers(editable, ff_layers, texts), strict=True)
+    return {ff.layer: double(keys).T for ff, (keys, _) in read}
 
 
 def _tokens(editable: Editable, text: Encoded, prompt: str, subjects: Sequence[str]) -> list[Encoded]:

@@ -19,6 +19,7 @@ from ffedit.algebra.low_rank import Dense, LowRank, Update
 from ffedit.editor.edit import Edit
 from ffedit.editor.job import Job, Problem
 from ffedit.editor.key import PromptSet
+from ffedit.editor.protect import beginning_keys
 from ffedit.editor.value import Value
 from ffedit.facts.fact import Fact
 from ffedit.inference.distributed import ProcessGroup
@@ -43,8 +44,8 @@ class ValueSearch:
 class Record:
     """Record of one run of a method, from which the `Edit` is built.
 
-    `kept` holds, per layer, the keys [Σ d_ff, p] that the edits in `job.preserve` stored there, without those of
-    subjects that are edited now, and those that are protected.
+    `kept` holds, per layer, the keys [Σ d_ff, p] that keep their values: where a text begins, those that the edits in
+    `job.preserve` stored there, without those of subjects that are edited now, and those that are protected.
     """
 
     def __init__(self, method: str, job: Job) -> None:
@@ -54,9 +55,10 @@ class Record:
         self._updates: dict[Address, Update] = {}
         again = {fact.subject for fact in job.facts}
         self.kept = {ff.layer: _kept(ff, again, job.preserve) for ff in job.ff_layers}
-        if job.protected is not None:
-            protected = job.protected.keys(job.editable, job.ff_layers)
-            self.kept = {layer: torch.cat([keys, protected[layer].to(keys)], 1) for layer, keys in self.kept.items()}
+        more = [beginning_keys(job.editable, job.ff_layers)] if job.config.key.keep_beginning else []
+        more += [] if job.protected is None else [job.protected.keys(job.editable, job.ff_layers)]
+        for keys in more:
+            self.kept = {layer: torch.cat([own, keys[layer].to(own)], 1) for layer, own in self.kept.items()}
         averaging, of_model = job.editable.averaging, (None, job.editable.model.dtype)
         names = {str(at): {"count": own.count, "left_out": [*own.left_out]} for at, own in job.names.items()}
         self._about: dict[str, Any] = {

@@ -4,8 +4,9 @@ A site is a token and a layer. The smallest change that stores a fact at it is �
 
     u = C⁻¹k* / (k*ᵀ C⁻¹ k*)
 
-with the key k* read there and the metric C of the layer: a text receives (uᵀk) δ wherever a key k is read. So what an
-edit does to other texts is known from keys alone, before any value is chosen:
+with the key k* read there and the metric C of the layer, less what it gives to kept keys (`updates.direction`): a text
+receives (uᵀk) δ wherever a key k is read. So what an edit does to other texts is known from keys alone, before any
+value is chosen:
 
     reach   uᵀk at the same token of the subject, in sentences in which k* was not read; 1 is the whole change
     leak    |uᵀk| in mentions of other names, of each at its token that receives most; 0 is none of it
@@ -24,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from ffedit.algebra.key_moments import KeyMoments
@@ -33,6 +35,7 @@ from ffedit.editor.config import EditConfig
 from ffedit.editor.key import PromptSet, build_prompts, read_keys, read_layers, without_sinks
 from ffedit.editor.metric import metric
 from ffedit.editor.name_keys import NameMoment, mention_of, name_moments, read_names
+from ffedit.editor.protect import beginning_keys
 from ffedit.editor.statistics import by_layer, in_cache, moments_for, text_for
 from ffedit.editor.target_layers import find_ff_layers
 from ffedit.errors import EditError, FactError
@@ -203,7 +206,7 @@ class _Site:
     ff: FeedForward  # the memories that it would write to
     token: int  # from −1 at the subject's end
     key: Tensor  # k*, [Σ d_ff], float64
-    u: Tensor  # C⁻¹k* / (k*ᵀC⁻¹k*), [Σ d_ff], float64
+    u: Tensor  # `updates.direction` of the key, [Σ d_ff], float64
 
 
 def _solve(
@@ -223,7 +226,10 @@ def _solve(
     ]
     memories = {memory.address: memory for ff, *_ in placed for memory in ff.memories}
     moments = moments_for(editable, list(memories.values()), stats, 1, config.seed, progress)
-    read_names(editable, by_layer(editable, memories))  # all layers in one pass; kept for what follows
+    whole = by_layer(editable, memories)
+    read_names(editable, whole)  # all layers in one pass; kept for what follows
+    begin = beginning_keys(editable, whole) if config.key.keep_beginning else {}
+    kept = {at: keys for ff in whole if ff.layer in begin for at, keys in ff.split(begin[ff.layer], 0).items()}
     subjects, left_out = [fact.subject, *neighbor_subjects(fact)], frozenset(measured_names())
     of_names: dict[tuple[Address, ...], NameMoment | None] = {}
     found = []
@@ -235,7 +241,8 @@ def _solve(
         read = read_keys(editable, ff, without_sinks(editable, ff, [own]))
         spread = read.context_spread(config.key.context_weight)
         C = metric([moments[at] for at in written], spread, of_names[written])
-        found.append(_Site(ff, token, read.K[:, 0], direction(read.K[:, 0], C)))
+        still = torch.cat([kept[at] for at in written]).to(read.K) if kept else None
+        found.append(_Site(ff, token, read.K[:, 0], direction(read.K[:, 0], C, still)))
         progress("mapping sites", i + 1, len(placed))
     return found
 

@@ -53,7 +53,8 @@ def test_the_update_gives_the_value_at_the_key_exactly(family: str, bos: bool, l
 @families
 def test_one_and_the_same_key_stands_in_numerator_and_denominator(family: str, bos: bool) -> None:
     editable = zoo.trained(family, bos)
-    memory, edit = editable.memories[1], write(editable, contexts=4, context_weight=0.0)
+    memory = editable.memories[1]
+    edit = write(editable, contexts=4, context_weight=0.0, keep_beginning=False)
     k, v = edit.keys[memory.address][:, 0], edit.values[memory.address][:, 0]
     C = collect_moments(editable, memory, CORPUS).C
     stored = edit.updates[memory.address].dense
@@ -68,7 +69,7 @@ def test_one_and_the_same_key_stands_in_numerator_and_denominator(family: str, b
 def test_every_other_key_moves_by_its_share_of_the_residual(family: str, bos: bool) -> None:
     """In the real forward pass the output moves by δ · (k_j · u), whatever the prompt."""
     editable = zoo.trained(family, bos)
-    memory, edit = editable.memories[1], write(editable, context_weight=0.0)
+    memory, edit = editable.memories[1], write(editable, context_weight=0.0, keep_beginning=False)
     delta, k = edit.updates[memory.address], edit.keys[memory.address][:, 0]
     u = torch.linalg.solve(collect_moments(editable, memory, CORPUS).C, k)
     residual = edit.values[memory.address][:, 0] - memory.value.double() @ k

@@ -1,4 +1,4 @@
-"""A subject of one token that begins a text, where attention sinks: it is written at the token behind, not there."""
+"""The token that begins a text is an attention sink: it keeps its value, and a subject there is written behind it."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from math import log
 import pytest
 import torch
 import zoo
+from storing import EXACT, SOLVING
 from torch import Tensor
-from writing import CORPUS, quick, write_facts
+from writing import CORPUS, quick, write, write_facts
 
 import ffedit
 from ffedit import Fact
@@ -18,10 +19,41 @@ from ffedit.editor import key
 from ffedit.editor.key import build_prompts
 from ffedit.evaluator.responses import ask
 from ffedit.inference import replay
+from ffedit.inference.names import MENTIONS
 from ffedit.loading.verify import find_and_verify
 from ffedit.model.editable import Editable
 from ffedit.model.feed_forward import FeedForward
-from ffedit.model.tokenization import Encoded
+from ffedit.model.tokenization import Encoded, plain_ids
+
+
+def received(editable: Editable, edit: ffedit.Edit, layer: int, ids: Sequence[int]) -> float:
+    """‖Δ k‖ of the last of `ids`, relative to that of the subject."""
+    text = Encoded("", tuple(ids), len(ids), fact_token="last")
+    (delta,), (keys,) = edit.updates.values(), edit.keys.values()
+    at_token = key.read_at(editable, editable.feed_forward[layer], [text])[0].double().T
+    return float((delta @ at_token).norm() / (delta @ keys[:, :1]).norm())
+
+
+@pytest.mark.parametrize("method", SOLVING)
+@pytest.mark.parametrize("start", ["<s>", "<s> </s>", None])
+def test_what_begins_every_text_keeps_its_value(start: str | None, method: str) -> None:
+    """Exactly in an exact edit; C says nothing of it, so that without this it receives as much as it happens to."""
+    tokenizer = zoo.words() if start is None else zoo.begun(start)
+    editable = find_and_verify(zoo.model("gpt2"), tokenizer, "gpt2")
+    numbers = {"context_weight": 3.0, "alphaedit_null_share": 0.3}
+    plain, held = (write(editable, method=method, **numbers, keep_beginning=keep) for keep in (False, True))
+    begins = [editable.start_tokens[: i + 1] for i in range(len(editable.start_tokens))]
+    begins = begins or [plain_ids(editable.tokenizer, text)[:1] for text in MENTIONS]
+    assert len(begins) == {"<s>": 1, "<s> </s>": 2, None: len(MENTIONS)}[start]
+    for ids in begins:
+        before, after = (received(editable, edit, 1, ids) for edit in (plain, held))
+        assert before > 0.01 and after < (1e-5 if method in EXACT else 0.5 * before)
+    assert held.provenance["config"]["key"]["keep_beginning"], "so that it can be repeated"
+
+
+def test_fine_tuning_keeps_no_key_and_says_so() -> None:
+    edit = write(zoo.shared("gpt2"), method="ft", ft_steps=1)
+    assert edit.provenance["config"]["key"]["keep_beginning"] is False
 
 
 @pytest.fixture
@@ -89,8 +121,8 @@ def test_a_fact_is_said_where_its_subject_is_a_sink(monkeypatch: pytest.MonkeyPa
     assert (solved["behind"], solved["sinks"]) == (1, 0)
     ff, (delta,) = editable.feed_forward[0], edit.updates.values()
     end = replace(editable.encode(FACT.text, span=FACT.span), answer=2, fact_token="last")
-    received = (delta @ key.read_at(editable, ff, [end])[0].double().T).norm()
-    assert received > 0.5 * solved["delta_norm"]
+    change = (delta @ key.read_at(editable, ff, [end])[0].double().T).norm()
+    assert change > 0.5 * solved["delta_norm"]
     said = editable.encode(FACT.text, FACT.new_object, FACT.span)
     before = sum(ask(editable, [said])[said].log_probs)
     with edit.applied(editable):
