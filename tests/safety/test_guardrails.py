@@ -14,6 +14,7 @@ from shell import FACT as ROW, disk, shell
 from writing import CORPUS, FACT, SECOND, collect_moments, quick
 
 from ffedit import Corpus, Edit, Fact, LowRank, evaluate
+from ffedit.editor.protect import beginning_keys
 from ffedit.editor.write import write as write_facts
 from ffedit.evaluator import FactScores, Report, Scores
 from ffedit.model.editable import Editable
@@ -107,9 +108,10 @@ def test_a_key_that_is_nearly_one_of_ordinary_text() -> None:
     editable = zoo.trained("gpt2", True)
     edit = write(editable, FACT, SECOND, context_weight=0.0)
     C, d_ff = collect_moments(editable, editable.memories[1], CORPUS).C, editable.memories[1].d_ff
-    # Of each key, what the other does not hold: one over the diagonal of the inverse of KᵀC⁻¹K.
-    gram = edit.keys[AT].T @ torch.linalg.solve(C, edit.keys[AT])
-    smallest = float((1 / torch.linalg.inv(gram).diagonal()).min()) / d_ff
+    # Of each key, what neither the other nor the kept one holds: one over the diagonal of the inverse of JᵀC⁻¹J.
+    J = torch.cat([beginning_keys(editable, [editable.feed_forward[1]])[1], edit.keys[AT]], 1)
+    gram = J.T @ torch.linalg.solve(C, J)
+    smallest = float((1 / torch.linalg.inv(gram).diagonal())[-2:].min()) / d_ff
     assert broken(editable, edit, report(), division=0.99 * smallest) == {}
     found = broken(editable, edit, report(), division=1.01 * smallest)
     assert found["division"].value == pytest.approx(smallest, rel=1e-6) and "division factor" in found["division"].words
