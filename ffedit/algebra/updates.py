@@ -3,8 +3,8 @@
 The value matrix W [d_out, d_in] maps a key k to the value W k. Writing facts means W K = V afterwards, one column
 per fact, while the values of the keys of other text, known through their second moment C = E[k kᵀ], should not change.
 "Small" is therefore measured as ‖Δ‖_C² = tr(Δ C Δᵀ) = E‖Δ k‖²: the mean squared change of what ordinary text
-reads. The values of the keys K_p of earlier edits should not change either. With the residual R = V − W K, all methods
-solve one problem:
+reads. The values of kept keys K_p, such as those of earlier edits, should not change either. With the residual
+R = V − W K, all methods solve one problem:
 
     minimise over Δ   ‖Δ K − R‖² + ‖Δ K_p‖² + λ ‖Δ‖_C²
 

@@ -62,8 +62,8 @@ def unused(problem: Problem) -> Moment:
 def guarantee(problem: Problem, delta: LowRank) -> dict[str, Any]:
     """Compare what Δ moves with the bound that Δ = Δ P gives: ‖Δ K₀‖ <= ‖Δ‖ · ‖P K₀‖.
 
-    K₀ are the keys of ordinary text (‖Δ K₀‖ is the root mean square change of what a token reads), and those of earlier
-    edits. Returned are the `directions` of key space that Δ may use, `of` how many, the `share` of trace(C) that they
+    K₀ are the keys of ordinary text (‖Δ K₀‖ is the root mean square change of what a token reads), and the kept ones.
+    Returned are the `directions` of key space that Δ may use, `of` how many, the `share` of trace(C) that they
     hold, and `moved` and `bound` for `text` and for `kept` keys.
     """
     basis = unused(problem)
