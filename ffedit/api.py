@@ -159,7 +159,7 @@ def _identities(stats: Corpus | Mapping[Address, KeyMoments] | None) -> object:
     """Return the text, or what tells statistics from others, without what processes measure differently (seconds)."""
     if not isinstance(stats, Mapping):
         return stats
-    return [(at, of.fingerprint, of.texts, of.count, of.ridge, of.weighting) for at, of in sorted(stats.items())]
+    return [(at, of.fingerprint, of.texts, of.count, of.ridge) for at, of in sorted(stats.items())]
 
 
 def collect_stats(

@@ -2,10 +2,11 @@
 
     python evaluations/benchmarks/key_statistics.py [--out FILE.json] [--rounds N] [--threads N] [--tokens N]
 
-GPT-2 124M shapes, random weights, layers 7 to 11, tokens weighted by type. `ffedit.editor.collect` and the plain way
-run in one process, by turns, on the same tokens, in the same batches, with the same threads and precision: products of
-a batch in float32, the sum over batches in float64. The plain way makes one pass for each layer, which ends there,
-before the value matrix (nothing above runs, no gradient, no cache, no copy), and whole products of keys with keys.
+GPT-2 124M shapes, random weights, layers 7 to 11, the first token of each row left out. `ffedit.editor.collect`
+and the plain way run in one process, by turns, on the same tokens, in the same batches, with the same threads and
+precision: products of a batch in float32, the sum over batches in float64. The plain way makes one pass for each layer,
+which ends there, before the value matrix (nothing above runs, no gradient, no cache, no copy), and whole products of
+keys with keys.
 
 ffedit's seconds hold all that `collect` does: reading the text, fingerprints, both halves, the convergence figure, and
 writing the statistics to a fresh cache. The reference's seconds are the sums alone.
@@ -66,8 +67,8 @@ def keys_of(editable: ffedit.Editable, memory: ffedit.KeyValueMemory, rows: Tens
 @torch.no_grad()
 def plain(editable: ffedit.Editable, ids: Tensor) -> list[Tensor]:
     """Σ w k kᵀ of each of `LAYERS` over `ids` [n], a whole number of rows: one pass for each layer."""
-    counts = ids.bincount().double()
-    weights = (len(ids) / counts.count_nonzero() / counts[ids]).sqrt().float()[:, None]
+    weights = torch.full((len(ids), 1), (ROW / (ROW - 1)) ** 0.5)
+    weights[::ROW] = 0
     sums = []
     for memory in (editable.memories[layer] for layer in LAYERS):
         total = torch.zeros(memory.d_ff, memory.d_ff, dtype=torch.float64)

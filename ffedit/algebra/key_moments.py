@@ -76,7 +76,7 @@ ROUNDING = 2.0**-23
 # Of what a file says beside the tensors.
 FORM = {
     **{"count!": INTEGER, "source!": TEXT, "fingerprint!": TEXT, "texts!": [TEXT], "ridge": NUMBER, "seconds": NUMBER},
-    **dict.fromkeys(("numbers", "model", "address", "dtype", "weighting"), TEXT),
+    **dict.fromkeys(("numbers", "model", "address", "dtype"), TEXT),
     **{"convergence": Maybe(NUMBER), "condition": Maybe(NUMBER)},
     **{"reached": Maybe(INTEGER), "left_out": INTEGER, "sinks": INTEGER},
 }
@@ -92,9 +92,8 @@ class KeyMoments:
         source: where the text came from, in words.
         fingerprint: fingerprint of the model below and at this layer, its tokenizer, and the layer.
         ridge: share of the median of C's diagonal that is added to it.
-        texts: identifiers of each text in the sum, and how its tokens were weighted.
+        texts: identifiers of each text in the sum.
         address: the memory of `model` whose keys these are; `dtype` is the precision of its weights.
-        weighting: how tokens count.
         convergence: share by which an update would disturb other text less, root mean square, with C of endless text;
             None where there are no two halves.
         probes: the keys k at which it was measured, [n, d_ff], float32.
@@ -117,7 +116,6 @@ class KeyMoments:
     model: str = ""
     address: str = ""
     dtype: str = ""
-    weighting: str = ""
     convergence: float | None = None
     probes: Tensor | None = field(default=None, repr=False)
     condition: float | None = None
@@ -148,17 +146,12 @@ class KeyMoments:
         """Return the statistics of both texts together; the convergence is then of these as the halves.
 
         Raises:
-            EditError: the keys are of another model or layer, are weighted differently, or a text is in both.
+            EditError: the keys are of another model or layer, or a text is in both.
         """
         if self.fingerprint != other.fingerprint or len(self.sum) != len(other.sum):
             raise EditError(
                 f"statistics of {self.of} and of {other.of} cannot be added: "
                 "the same layer of the same model was expected (same weights below it, same tokenizer)"
-            )
-        if self.weighting != other.weighting:
-            raise EditError(
-                f"statistics of tokens weighted by {self.weighting} and by {other.weighting} cannot be added: collect "
-                "both in the same way"
             )
         if twice := set(self.texts) & set(other.texts):
             raise EditError(
@@ -209,7 +202,9 @@ class KeyMoments:
                 check_form(about, FORM)
                 about["texts"] = tuple(about["texts"])
                 numbers = about.pop("numbers", None)
-                moments = cls(**{name: file.get_tensor(name) for name in set(file.keys())}, **about)
+                known = {f.name for f in fields(cls) if f.init}  # a file may hold more
+                tensors = {name: file.get_tensor(name) for name in known & set(file.keys())}
+                moments = cls(**tensors, **{name: value for name, value in about.items() if name in known})
                 if numbers is not None:  # else a file of an earlier version
                     vars(moments)["numbers"] = numbers
             total, probes = moments.sum, moments.sum[:0] if moments.probes is None else moments.probes

@@ -48,7 +48,7 @@ SEEDS = {
 # Checkpoints of a sequence.
 CHECKPOINTS = 10
 # The fields that identify key statistics.
-IDENTITY = ("source", "count", "ridge", "weighting", "texts")
+IDENTITY = ("source", "count", "ridge", "texts")
 
 
 @dataclass(frozen=True)

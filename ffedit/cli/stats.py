@@ -26,7 +26,6 @@ from ffedit.files.atomic import check_free
     type=click.FloatRange(0, min_open=True),
     help="Stop as soon as more text would reduce the damage to other text by at most this share.",
 )
-@click.option("--weighting", type=click.Choice(["types", "tokens"]), default="tokens")
 @click.option("--seed", default=0, type=SEED, help="Seed of the sampled text.")
 @click.option("--merge", is_flag=True, help="Add up the statistics in FOLDERs, collected on different texts.")
 @click.option("--out", type=FILE, metavar="FOLDER", help="Folder for the statistics, to be used with `apply --stats`.")

@@ -1,9 +1,7 @@
 """Collect the second moments of the keys of several layers in one pass over ordinary text, and cache them.
 
-C = E[k kᵀ] determines which keys an edit is to disturb least. By default (`Corpus.weighting`) the expectation is the
-mean over running text, as ROME was published: a word counts as often as it is read. `weighting="types"` takes it over
-token *types* instead: each occurrence is weighted by one over the number of times its token occurs, so that a name that
-occurs once counts as much as "the".
+C = E[k kᵀ] determines which keys an edit is to disturb least. The expectation is the mean over running text, as ROME
+was published: a word counts as often as it is read.
 
 A row of text begins as the model's texts do, with what the tokenizer puts in front (`text.begin_rows`). Those tokens
 are no text, and the first of a row, whichever it is, is an attention sink, whose key does not depend on the token: both
@@ -86,7 +84,7 @@ def collect(
         raise EditError(f"{corpus}: a single token was found; key statistics need some thousands")
     text, beginning = identity(editable, corpus, ids)
     dtype = agreed_dtype(editable, group)
-    marks, rules = _marks(editable, memories), _rules(editable, corpus)
+    marks, rules = _marks(editable, memories), _rules(editable)
     whole, in_part = (
         {at: entry("moments", f"{mark}:{text}:{rules}{part}") for at, mark in marks.items()}
         for part in ("", f":{tolerance}")
@@ -119,10 +117,10 @@ def collect(
             fitter.probes = probes if len(probes) else None
         layers = [str(memory.address) for memory in missing]
         logger.info("keys of %s over %d tokens of %s in %.1f s", layers, len(ids), words, seconds)
-        source = f"{words}, weighted by {corpus.weighting}"
+        source = words
         if dtype != editable.model.dtype:
             source += f", computed in {str(dtype).removeprefix('torch.')}"
-        about = {"texts": (beginning,), "model": editable.name, "weighting": corpus.weighting, "seconds": seconds}
+        about = {"texts": (beginning,), "model": editable.name, "seconds": seconds}
 
         def finish() -> None:
             for memory in missing:
@@ -150,7 +148,7 @@ def agreed_dtype(editable: Editable, group: ProcessGroup) -> torch.dtype:
 def in_cache(editable: Editable, memories: Iterable[KeyValueMemory], corpus: Corpus) -> list[Address]:
     """Return those of `memories` whose moments `collect` would read from the cache."""
     text, _ = identity(editable, corpus, _text(editable, corpus, silent)[0])
-    marks, rules = _marks(editable, memories).items(), _rules(editable, corpus)
+    marks, rules = _marks(editable, memories).items(), _rules(editable)
     return [at for at, mark in marks if entry("moments", f"{mark}:{text}:{rules}").exists()]
 
 
@@ -161,10 +159,10 @@ def _marks(editable: Editable, memories: Iterable[KeyValueMemory]) -> dict[Addre
     return {at: f"{layers[at.layer]}:{at}" for at in addresses}
 
 
-def _rules(editable: Editable, corpus: Corpus) -> str:
+def _rules(editable: Editable) -> str:
     """Name the rules by which the tokens of a text count, and the precision of a pass where it is not the model's."""
     dtype = averaging_dtype(editable)
-    return f"{corpus.weighting}:{RULES}{'' if dtype == editable.model.dtype else f':{dtype}'}"
+    return f"tokens:{RULES}{'' if dtype == editable.model.dtype else f':{dtype}'}"
 
 
 def _text(editable: Editable, corpus: Corpus, progress: Progress) -> tuple[Tensor | None, str]:
@@ -309,7 +307,7 @@ def _pass(
 ) -> tuple[dict[Address, KeyMomentsFitter], float]:
     """Sum the moments of all `memories` over `ids`, resuming from `unfinished`; return them and the seconds taken."""
     length = row_length(editable)
-    weights = _weights(ids, length, len(editable.start_tokens), corpus.weighting)
+    weights = _weights(len(ids), length, len(editable.start_tokens))
     # Even a short text is split into two batches, so that its halves can be compared.
     size = length * max(1, min(ROWS_PER_BATCH, -(-len(ids) // (2 * length))))
     fitters = {memory.address: KeyMomentsFitter() for memory in memories}
@@ -433,12 +431,9 @@ def _converged(fitters: Collection[KeyMomentsFitter], tolerance: float | None) -
     return all((share := fitter.convergence()) is not None and share <= tolerance for fitter in fitters)
 
 
-def _weights(ids: Tensor, length: int, start: int, weighting: str) -> Tensor:
-    """Compute token weights, [n], float64, of mean 1, by `weighting`; 0 at a row's `start` tokens and its first one."""
-    weights = torch.ones(len(ids), dtype=torch.float64)
+def _weights(count: int, length: int, start: int) -> Tensor:
+    """Return token weights, [count], float64, of mean 1: equal, but 0 at a row's `start` tokens and its first one."""
+    weights = torch.ones(count, dtype=torch.float64)
     for position in range(max(1, start)):
         weights[position::length] = 0
-    if weighting == "types":
-        counts = ids.long().bincount(weights)
-        weights = torch.where(weights > 0, 1 / counts[ids.long()], 0)
-    return weights * (len(ids) / weights.sum())
+    return weights * (count / weights.sum())

@@ -6,7 +6,6 @@ import re
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal
 
 from ffedit.errors import EditError
 
@@ -37,7 +36,7 @@ def check_corpus(corpus: object) -> None:
 
 @dataclass(frozen=True)
 class Corpus:
-    """Source of the text, and the weighting of its tokens.
+    """Source of a text.
 
     Attributes:
         path: a UTF-8 text file, JSON with a field "text" (.jsonl: one record a line; .json: a list), or a dataset of
@@ -45,14 +44,11 @@ class Corpus:
             None for the text that comes with ffedit where the model predicts it well, and else for sampled text.
         tokens: number of tokens to use, at most.
         seed: seed of the sampling.
-        weighting: "tokens" (all weigh the same: the mean over running text, as published) or "types" (each occurrence
-            weighs one over its token's frequency).
     """
 
     path: Path | str | None = None
     tokens: int = FEWEST
     seed: int = 0
-    weighting: Literal["types", "tokens"] = "tokens"
 
     @property
     def named(self) -> Path | str | None:

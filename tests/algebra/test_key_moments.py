@@ -34,7 +34,7 @@ def fitted(keys: Tensor, step: int = 50, text: str = "a", **about: object) -> Ke
     fitter = KeyMomentsFitter()
     for batch in keys.split(step):
         fitter.update(batch, torch.ones(len(batch)))
-    known = {"texts": (text,), "model": "m", "address": "1", "dtype": "float32", "weighting": "tokens"}
+    known = {"texts": (text,), "model": "m", "address": "1", "dtype": "float32"}
     return fitter.moments(f"text {text}", "model:1", **{**known, **about})
 
 
@@ -158,7 +158,6 @@ def test_parts_add_up_to_the_whole(tmp_path: Path) -> None:
     [
         ({"texts": ("a",)}, "count twice"),
         ({"fingerprint": "model:2", "address": "2"}, "layer 1 of m.*layer 2 of m"),
-        ({"weighting": "types"}, "tokens.*types"),
     ],
 )
 def test_what_does_not_belong_together_is_not_added(other: dict[str, object], message: str) -> None:

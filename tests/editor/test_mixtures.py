@@ -120,7 +120,7 @@ def test_routes_are_those_of_the_router_in_any_company() -> None:
 def test_statistics_of_an_expert_are_those_of_its_part_of_all_tokens_keys(family: str) -> None:
     editable = zoo.build(family)
     place, memories = editable.feed_forward[1], list(editable.feed_forward[1].memories)
-    found = collect(editable, memories, dataclasses.replace(TEXT, weighting="tokens"))
+    found = collect(editable, memories, TEXT)
     assert {moments.count for moments in found.values()} == {1024}
     routed = [found[m.address].keys for m in memories if m.slot is not None]
     rows = 1024 // 64  # whose first keys are left out

@@ -62,7 +62,7 @@ def of(editable: Editable, *layers: int) -> list[ffedit.KeyValueMemory]:
 @pytest.mark.parametrize("family", sorted(zoo.FAMILIES))
 def test_one_pass_gives_each_layer_what_a_whole_pass_does(family: str, text: Path) -> None:
     editable = zoo.shared(family)
-    found = collect(editable, of(editable, 1, 0), Corpus(text, 300, weighting="tokens"))
+    found = collect(editable, of(editable, 1, 0), Corpus(text, 300))
     ids = editable.tokenizer(text.read_text())["input_ids"][:300]
     assert list(found) == [Address(1), Address(0)]
     for memory in of(editable, 0, 1):
@@ -108,7 +108,7 @@ def test_the_beginnings_of_rows_do_not_count(text: Path) -> None:
     words = text.read_text().split()[:128]
     changed.write_text(" ".join([*words[:63], "the", *words[64:]]))
     one, other, few = (
-        collect_moments(editable, editable.memories[0], Corpus(path, tokens, weighting="tokens"))
+        collect_moments(editable, editable.memories[0], Corpus(path, tokens))
         for path, tokens in ((text, 65), (changed, 65), (text, 64))
     )
     assert one.left_out == 2 and few.left_out == 1 and one.keys == few.keys == 63
@@ -136,11 +136,10 @@ def test_layers_that_are_there_are_not_collected_again(text: Path) -> None:
 
 
 @pytest.mark.parametrize("tokens", [2, 63, 64, 65, 1000])
-@pytest.mark.parametrize("weighting", ["types", "tokens"])
-def test_exactly_so_many_tokens_count(text: Path, tokens: int, weighting: Any) -> None:
+def test_exactly_so_many_tokens_count(text: Path, tokens: int) -> None:
     editable = zoo.shared("gpt2")
-    assert collect_moments(editable, editable.memories[0], Corpus(text, tokens, 0, weighting)).count == tokens
-    assert collect_moments(editable, editable.memories[0], Corpus(None, tokens, 0, weighting)).count == tokens
+    assert collect_moments(editable, editable.memories[0], Corpus(text, tokens)).count == tokens
+    assert collect_moments(editable, editable.memories[0], Corpus(None, tokens)).count == tokens
 
 
 def test_a_text_shorter_than_asked_is_used_as_it_is(text: Path) -> None:
@@ -165,14 +164,11 @@ class Halt:
                 raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("weighting", ["types", "tokens"])
 @pytest.mark.parametrize("given", [True, False])
-def test_a_pass_goes_on_where_it_was_interrupted(
-    text: Path, given: bool, weighting: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_pass_goes_on_where_it_was_interrupted(text: Path, given: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(statistics, "ROWS_PER_BATCH", 3)
     editable = zoo.shared("gpt2")
-    corpus = Corpus(text if given else None, 1111, 0, weighting)
+    corpus = Corpus(text if given else None, 1111)
     whole = collect(editable, of(editable, 0, 1), corpus)
     cache.clear()
     for after, expected in ((1, [192]), (3, [384, 576, 768])):

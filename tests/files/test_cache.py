@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 import torch
@@ -239,14 +239,11 @@ def test_statistics_are_collected_once(family: str) -> None:
     assert first.count == SAMPLED.tokens and SAMPLED.path is None and "sampled" in first.source
 
 
-@pytest.mark.parametrize("weighting", ["tokens", "types"])
-def test_statistics_are_the_second_moment_of_the_real_keys(
-    tmp_path: Path, weighting: Literal["tokens", "types"]
-) -> None:
+def test_statistics_are_the_second_moment_of_the_real_keys(tmp_path: Path) -> None:
     editable = zoo.build("llama")
     text = "the Eiffel tower is located in Paris . the old river flows through Rome . " * 12
     (tmp_path / "text.txt").write_text(text)
-    moments = collect_moments(editable, editable.memories[1], Corpus(tmp_path / "text.txt", 150, 0, weighting))
+    moments = collect_moments(editable, editable.memories[1], Corpus(tmp_path / "text.txt", 150))
     ids = editable.tokenizer(text)["input_ids"][:150]
     keys: list[torch.Tensor] = []
     hook = editable.memories[1].module.register_forward_pre_hook(lambda _, args: keys.append(args[0][0].double()))
@@ -254,11 +251,8 @@ def test_statistics_are_the_second_moment_of_the_real_keys(
         for first in range(0, 150, 64):
             editable.model(input_ids=torch.tensor([ids[first : first + 64]]))
     hook.remove()
-    every, ids = (torch.cat([some[1:] for some in keys]), [i for at, i in enumerate(ids) if at % 64])
-    # Over types, all occurrences of a token together weigh as much as those of any other; a row's first has no weight.
-    share = [1.0 if weighting == "tokens" else len(ids) / len(set(ids)) / ids.count(i) for i in ids]
-    weighted = every * torch.tensor(share, dtype=torch.float64)[:, None] * 150 / len(ids)
-    torch.testing.assert_close(moments.sum, weighted.T @ every, rtol=1e-4, atol=1e-3)
+    every = torch.cat([some[1:] for some in keys])  # a row's first has no weight
+    torch.testing.assert_close(moments.sum, every.T @ every * 150 / len(every), rtol=1e-4, atol=1e-3)
     assert moments.count == 150 and "text.txt" in moments.source
 
 
