@@ -6,7 +6,7 @@ needed     multiply-accumulates: each token through the matrices of all layers, 
            the half of k kᵀ on and above its diagonal, of every layer
 ceiling    needed / the speed of a float32 product [4096, 1024] × [1024, 1024] before and after each pass
 share      ceiling / seconds; by the clock, and by the processor's time of this process, which other processes on
-           the machine lengthen less. The ridge, the convergence and the condition number (about eight Cholesky
+           the machine lengthen less. The ridge and the convergence (six to eight Cholesky
            factorisations a layer) are in the seconds and not in what is needed
 """
 

@@ -435,7 +435,7 @@ def statistics_files() -> list[Files]:
             keys = torch.randn(40, 4, generator=draw, dtype=torch.float64)
             moments = KeyMoments(
                 keys.T @ keys, 40, "a text", f"f:{at}", texts=("t",), model="atlas", address=at, dtype="float32",
-                convergence=0.3, probes=keys[:3].float(), condition=9.0, reached=39, left_out=1,
+                convergence=0.3, probes=keys[:3].float(), reached=39, left_out=1,
             )  # fmt: skip
             with tempfile.TemporaryDirectory() as folder:
                 moments.save(Path(folder) / "s")

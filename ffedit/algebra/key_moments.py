@@ -48,7 +48,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from ffedit.algebra.linalg import RefinedInverse, condition
+from ffedit.algebra.linalg import RefinedInverse
 from ffedit.algebra.updates import Eigh, projector
 from ffedit.errors import EditError, brief
 from ffedit.facts.form import INTEGER, NUMBER, TEXT, Maybe, check_form
@@ -77,8 +77,7 @@ ROUNDING = 2.0**-23
 FORM = {
     **{"count!": INTEGER, "source!": TEXT, "fingerprint!": TEXT, "texts!": [TEXT], "ridge": NUMBER, "seconds": NUMBER},
     **dict.fromkeys(("numbers", "model", "address", "dtype"), TEXT),
-    **{"convergence": Maybe(NUMBER), "condition": Maybe(NUMBER)},
-    **{"reached": Maybe(INTEGER), "left_out": INTEGER, "sinks": INTEGER},
+    **{"convergence": Maybe(NUMBER), "reached": Maybe(INTEGER), "left_out": INTEGER, "sinks": INTEGER},
 }
 
 
@@ -97,7 +96,6 @@ class KeyMoments:
         convergence: share by which an update would disturb other text less, root mean square, with C of endless text;
             None where there are no two halves.
         probes: the keys k at which it was measured, [n, d_ff], float32.
-        condition: condition number of C, largest over smallest eigenvalue.
         seconds: time of the pass that collected this, which may have collected other layers, too.
         reached: number of tokens that reached this memory and count: not the first of a row, nor, of an expert, those
             that the router sent elsewhere, whose keys are 0. None: all.
@@ -118,7 +116,6 @@ class KeyMoments:
     dtype: str = ""
     convergence: float | None = None
     probes: Tensor | None = field(default=None, repr=False)
-    condition: float | None = None
     seconds: float = 0.0
     reached: int | None = None
     left_out: int = 0
@@ -167,7 +164,6 @@ class KeyMoments:
             texts = (self.sum, self.count), (other.sum, other.count)
             both["ridge"], both["convergence"] = cross_validated(*texts, probes)
             both["probes"] = probes[:: len(probes) // PROBES or 1]
-        both["condition"] = condition(both["sum"], added(both["sum"], both["count"], both["ridge"]))
         return replace(self, **both)
 
     @property
@@ -390,9 +386,9 @@ class KeyMomentsFitter:
     def moments(self, source: str, fingerprint: str, device: torch.device = CPU, **about: Any) -> KeyMoments:
         """Return the frozen result, one sum of both halves on the CPU; the fitter cannot be used afterwards.
 
-        `device` computes the ridge and the condition number, by about eight Cholesky factorisations, and holds `HELD`
-        matrices of d_ff² float64 numbers. `about` are other attributes of `KeyMoments`. EditError where no token was
-        seen, keys are not finite, or all are zero; an expert that no token reached is an error only of its edit.
+        `device` computes the ridge, by six to eight Cholesky factorisations, and holds `HELD` matrices of d_ff² float64
+        numbers. `about` are other attributes of `KeyMoments`. EditError where no token was seen, keys are not finite, or
+        all are zero; an expert that no token reached is an error only of its edit.
         """
         if not (count := sum(self.counts)):
             raise EditError(f"no text to collect key statistics from: {source} holds no tokens")
@@ -409,9 +405,7 @@ class KeyMomentsFitter:
         _mirror_(total)
         about |= {"ridge": ridge, "convergence": convergence, "probes": self.probes}
         about |= {"reached": sum(self.reached), "left_out": self.left_out, "sinks": self.sinks}
-        if any(self.reached):
-            about["condition"] = condition(total.to(device), added(total, count, ridge))
-        return KeyMoments(total.cpu(), count, source, fingerprint, **about)
+        return KeyMoments(total, count, source, fingerprint, **about)
 
 
 def _mirror_(upper: Tensor) -> Tensor:

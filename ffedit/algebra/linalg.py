@@ -1,4 +1,4 @@
-"""Linear algebra on a second moment of keys, in float64: solving and condition number; and block-diagonal matrices.
+"""Linear algebra on a second moment of keys, in float64: solving; and block-diagonal matrices.
 
 The keys of a mixture of experts are stacked, and their second moment has one block for each expert (`Blocks`). The
 entries off the blocks (two experts active at one token) are left out, so all is computed expert by expert.
@@ -6,7 +6,7 @@ entries off the blocks (two experts active at one token) are left out, so all is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TypeAlias
@@ -16,8 +16,6 @@ from torch import Tensor
 
 from ffedit.errors import EditError
 
-# A power iteration ends where its estimate grows by less than this share, or after so many steps.
-SETTLED, STEPS = 1e-4, 50
 # A refined solution's residual, as a share of the right side, and the steps in which it has to be reached.
 EXACT, REFINEMENTS = 1e-10, 4
 
@@ -146,9 +144,9 @@ class RefinedInverse:
     Algorithms, ch. 12); where float32 is too coarse for that, the factor is one. Nothing else as large as C is held.
     """
 
-    def __init__(self, C: Tensor, exact: float = EXACT, shift: float = 0.0) -> None:
-        """Factor C + `shift` I, [d, d], float64; the residual of a solution is at most `exact` of the right side."""
-        self._C, self._exact, self._shift = C, exact, shift
+    def __init__(self, C: Tensor, shift: float = 0.0) -> None:
+        """Factor C + `shift` I, [d, d], float64; the residual of a solution is at most `EXACT` of the right side."""
+        self._C, self._shift = C, shift
         try:
             self._lower = self._factor(torch.float32)
         except EditError:
@@ -168,32 +166,7 @@ class RefinedInverse:
             if self._lower.dtype == columns.dtype:
                 return solution
             residual = columns - self._C @ solution - self._shift * solution
-            if bool((residual.norm(dim=0) <= self._exact * columns.norm(dim=0)).all()):
+            if bool((residual.norm(dim=0) <= EXACT * columns.norm(dim=0)).all()):
                 return solution
         self._lower = self._factor(self._C.dtype)
         return self(columns)
-
-
-def condition(C: Tensor, shift: float = 0.0) -> float:
-    """Return the condition number of C + `shift` I, largest over smallest eigenvalue, by power and inverse iteration.
-
-    C is symmetric, [d, d]; EditError where the sum is not positive definite. An iteration ends where its estimate,
-    which is from below, hardly grows, at the latest after `STEPS`; on a nearly flat spectrum it may end early.
-    """
-    C = double(C)
-    start = torch.ones(len(C), 1, dtype=C.dtype, device=C.device)
-    start[::2] = -0.5  # not orthogonal to a vector of ones, nor one itself
-    maps = (lambda vector: C @ vector + shift * vector), RefinedInverse(C, SETTLED / 100, shift)
-    largest, inverse = (_largest_eigenvalue(apply, start) for apply in maps)
-    return largest * inverse
-
-
-def _largest_eigenvalue(apply: Callable[[Tensor], Tensor], vector: Tensor) -> float:
-    """Return the largest eigenvalue of a symmetric, positive definite map by power iteration from `vector` [d, 1]."""
-    eigenvalue = 0.0
-    for _ in range(STEPS):
-        vector = apply(vector / vector.norm())
-        before, eigenvalue = eigenvalue, float(vector.norm())
-        if eigenvalue <= before * (1 + SETTLED):
-            break
-    return eigenvalue

@@ -196,7 +196,7 @@ def _kept(ff: FeedForward, again: Collection[str], preserve: Sequence[Edit]) -> 
 
 def _statistics(moments: KeyMoments) -> dict[str, Any]:
     about = {"corpus": moments.source, "tokens": moments.count}
-    names = ("keys", "ridge", "condition", "convergence", "sinks", "fingerprint")
+    names = ("keys", "ridge", "convergence", "sinks", "fingerprint")
     return about | {name: getattr(moments, name) for name in names}
 
 

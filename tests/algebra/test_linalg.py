@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from ffedit.algebra import linalg
-from ffedit.algebra.linalg import EXACT, RefinedInverse, condition
+from ffedit.algebra.linalg import EXACT, RefinedInverse
 from ffedit.errors import EditError
 
 
@@ -25,7 +25,6 @@ def test_a_refined_solution_is_that_of_float64(spread: float) -> None:
     residual = C @ RefinedInverse(C)(columns) - columns
     plain = C @ torch.cholesky_solve(columns, torch.linalg.cholesky(C)) - columns
     assert float((residual.norm(dim=0) / columns.norm(dim=0)).max()) <= max(EXACT, 10 * float(plain.norm()))
-    assert condition(C) == pytest.approx(spread, rel=0.05)
 
 
 def test_a_float32_factor_is_all_that_ordinary_statistics_need(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -36,7 +35,7 @@ def test_a_float32_factor_is_all_that_ordinary_statistics_need(monkeypatch: pyte
     shifted, before = C + 2 * torch.eye(len(C), dtype=C.dtype), C.clone()
     solution = RefinedInverse(C, shift=2.0)(columns)
     assert torch.allclose(solution, torch.linalg.solve(shifted, columns), rtol=1e-8, atol=1e-10)
-    assert condition(C, 2.0) == pytest.approx(condition(shifted)) and torch.equal(C, before)
+    assert torch.equal(C, before)
     zero = torch.zeros(len(C), 1, dtype=C.dtype)
     assert torch.equal(RefinedInverse(C)(zero), zero)
 

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from ffedit.algebra.key_moments import KeyMoments, KeyMomentsFitter
-from ffedit.algebra.linalg import Updated, condition, factor, whiten
+from ffedit.algebra.linalg import Updated, factor, whiten
 from ffedit.algebra.low_rank import LowRank
 from ffedit.algebra.updates import context_spread, direction, moment, rank_one
 from ffedit.errors import EditError
@@ -169,7 +169,6 @@ def streamed(keys: Tensor, step: int) -> KeyMoments:
 def test_fewer_tokens_than_keys_still_give_a_positive_definite_matrix() -> None:
     moments = streamed(torch.randn(3, D_IN), 3)
     assert torch.linalg.eigvalsh(moments.C)[0] > 0
-    assert 1 < condition(moments.C) <= 1.01 * float(torch.linalg.cond(moments.C))
     W, k, v, _ = problem()
     assert rank_one(W, k, v, moments.C).is_finite()
 

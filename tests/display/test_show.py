@@ -100,7 +100,7 @@ def test_little_is_told_of_an_edit_that_knows_little(show: Callable[..., Ran]) -
 
 
 def test_the_statistics_of_the_first_format_are_told(show: Callable[..., Ran]) -> None:
-    statistics = {"corpus": "a.txt", "tokens": 500, "fingerprint": "abc", "ridge": 0.1, "condition": 9.0}
+    statistics = {"corpus": "a.txt", "tokens": 500, "fingerprint": "abc", "ridge": 0.1}
     made(statistics=statistics, norms={}, norm_ratio=0.025).save("e")
     done = show("e")
     assert "500 tokens of a.txt; fingerprint abc" in done.out and "2.50% at most" in done.out

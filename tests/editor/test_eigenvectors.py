@@ -103,4 +103,4 @@ def test_the_device_of_the_layer_computes_where_it_has_room(monkeypatch: pytest.
     assert asked == [(torch.device("cuda", 1), 6 * 10**2)], "its workspace"
     editable = zoo.build("gpt2", True)
     collect(editable, [editable.memories[layer] for layer in (0, 2)], CORPUS)
-    assert asked[1:] == [(CPU, 3 * editable.memories[0].d_ff ** 2)] * 2, "so do the ridge and the condition number"
+    assert asked[1:] == [(CPU, 3 * editable.memories[0].d_ff ** 2)] * 2, "so does the ridge"

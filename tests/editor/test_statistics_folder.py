@@ -164,7 +164,7 @@ def test_the_command_collects_writes_and_merges(run: Callable[..., Ran], model: 
     )
     assert done.code == 0 and "! text.txt holds 1,500 tokens only; 2,000 were asked for" in done.out
     layers = json.loads(Path("one.json").read_text())["layers"]
-    assert [row["address"] for row in layers] == ["0", "1"] and layers[0]["condition"] > 1
+    assert [row["address"] for row in layers] == ["0", "1"]
     assert layers[0]["count"] == 1500 and layers[0]["convergence"] > 0
     done = run("-m", model, "--tokens", "40", "--out", "two")
     assert done.code == 0 and "Layer 0: the usual quarter of 3 layers" in done.out and "–" in done.out, (

@@ -41,7 +41,7 @@ def of_edit(edit: Edit) -> list[Any]:
 def steps(editable: Editable, folder: Path) -> Iterator[tuple[str, Any]]:
     """Each step's name and numbers."""
     stats = ffedit.collect_stats(editable, [0, 1], corpus=CORPUS)
-    yield "stats", [[moments.sum, moments.ridge, moments.condition] for moments in stats.values()]
+    yield "stats", [[moments.sum, moments.ridge] for moments in stats.values()]
     for kind in ("state", "feed_forward"):
         yield f"locate {kind}", ffedit.locate(editable, FACT, samples=2, kind=kind).effects
     for method in METHODS:

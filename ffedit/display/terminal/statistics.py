@@ -23,7 +23,7 @@ REACHED = (
 def moments_table(stats: Mapping[Address, KeyMoments], note: str, folder: Path | None) -> Group:
     """Render one row per layer, with notes and the reason for these layers; without a `folder` the cache keeps them."""
     sparse = any(moments.keys + moments.left_out < moments.count for moments in stats.values())
-    headings = ("tokens", *(["reached it"] if sparse else []), "convergence", "ridge", "sinks", "condition", "seconds")
+    headings = ("tokens", *(["reached it"] if sparse else []), "convergence", "ridge", "sinks", "seconds")
     table = plain_table(*left("layer"), *right(*headings), *folded("kept in"))
     for address, moments in stats.items():
         few, unsettled = moments.keys < len(moments.sum), (moments.convergence or 0.0) > CONVERGED
@@ -34,7 +34,6 @@ def moments_table(stats: Mapping[Address, KeyMoments], note: str, folder: Path |
             Text("–" if moments.convergence is None else f"{moments.convergence:.1%}", "yellow" if unsettled else ""),
             f"{moments.ridge:g}",
             f"{moments.sinks:,}",
-            "–" if moments.condition is None else f"{moments.condition:.1e}",
             f"{moments.seconds:.1f}",
             Text(str(folder / file_name(address) if folder else cache.folder() / "moments")),
         )
