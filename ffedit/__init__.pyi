@@ -12,7 +12,7 @@ from .editor.config import (
 from .editor.edit import Edit as Edit
 from .editor.job import Job as Job, Method as Method, Problem as Problem
 from .editor.methods import add_method as add_method
-from .editor.statistics_files import load_stats as load_stats, merge_stats as merge_stats, save_stats as save_stats
+from .editor.statistics_files import load_stats as load_stats, save_stats as save_stats
 from .errors import (
     CheckError as CheckError,
     EditError as EditError,

@@ -47,7 +47,7 @@ from ffedit.editor.edit import Edit
 from ffedit.editor.edit_files import checksum
 from ffedit.editor.provenance import versions
 from ffedit.editor.recipe import recipe_of, to_yaml
-from ffedit.editor.statistics_files import merge_stats
+from ffedit.editor.statistics_files import read_folder
 from ffedit.errors import FFEditError, ModelError
 from ffedit.exporter.checkpoint import export_plan
 from ffedit.exporter.gguf import edits_in
@@ -435,7 +435,7 @@ def statistics_files() -> list[Files]:
             keys = torch.randn(40, 4, generator=draw, dtype=torch.float64)
             moments = KeyMoments(
                 keys.T @ keys, 40, "a text", f"f:{at}", texts=("t",), model="atlas", address=at, dtype="float32",
-                convergence=0.3, probes=keys[:3].float(), reached=39, left_out=1,
+                convergence=0.3, reached=39, left_out=1,
             )  # fmt: skip
             with tempfile.TemporaryDirectory() as folder:
                 moments.save(Path(folder) / "s")
@@ -448,9 +448,9 @@ def read_statistics(folder: Path) -> object:
     """Read a folder of key statistics, and show it."""
     from ffedit.display.terminal.statistics import moments_table
 
-    merged = merge_stats([folder])
-    Console(file=io.StringIO(), width=100).print(moments_table(merged, "", None))
-    return [moments.C for moments in merged.values()]
+    stats = dict(read_folder(folder).values())
+    Console(file=io.StringIO(), width=100).print(moments_table(stats, "", None))
+    return [moments.C for moments in stats.values()]
 
 
 # Recipes ------------------------------------------------------------------------------------------
@@ -625,7 +625,7 @@ KINDS: dict[str, Kind] = {
     "table of facts": Kind(table_files, read_facts_file),
     "edit": Kind(edit_files, read_edit, (("show", "{}"), ("show", "{}", "--recipe"), ("inspect", "edit", "{}"))),
     "checkpoint": Kind(checkpoint_files, read_checkpoint),
-    "key statistics": Kind(statistics_files, read_statistics, (("stats", "--merge", "{}", "--out", "merged"),)),
+    "key statistics": Kind(statistics_files, read_statistics),
     "recipe": Kind(recipe_files, read_recipe_file, (("run", "{}/r.yaml"),)),
     "gguf": Kind(gguf_files, read_gguf),
     "results": Kind(results_files, read_results),

@@ -36,7 +36,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from hashlib import sha256
 from math import exp, sqrt
@@ -95,7 +95,6 @@ class KeyMoments:
         address: the memory of `model` whose keys these are; `dtype` is the precision of its weights.
         convergence: share by which an update would disturb other text less, root mean square, with C of endless text;
             None where there are no two halves.
-        probes: the keys k at which it was measured, [n, d_ff], float32.
         seconds: time of the pass that collected this, which may have collected other layers, too.
         reached: number of tokens that reached this memory and count: not the first of a row, nor, of an expert, those
             that the router sent elsewhere, whose keys are 0. None: all.
@@ -115,7 +114,6 @@ class KeyMoments:
     address: str = ""
     dtype: str = ""
     convergence: float | None = None
-    probes: Tensor | None = field(default=None, repr=False)
     seconds: float = 0.0
     reached: int | None = None
     left_out: int = 0
@@ -139,33 +137,6 @@ class KeyMoments:
             self._unused[share] = projector(self.C, share, eigh)
         return self._unused[share]
 
-    def __add__(self, other: KeyMoments) -> KeyMoments:
-        """Return the statistics of both texts together; the convergence is then of these as the halves.
-
-        Raises:
-            EditError: the keys are of another model or layer, or a text is in both.
-        """
-        if self.fingerprint != other.fingerprint or len(self.sum) != len(other.sum):
-            raise EditError(
-                f"statistics of {self.of} and of {other.of} cannot be added: "
-                "the same layer of the same model was expected (same weights below it, same tokenizer)"
-            )
-        if twice := set(self.texts) & set(other.texts):
-            raise EditError(
-                f"layer {self.address}: the same text ({self.source}) is in both statistics ({min(twice)}): "
-                "it would count twice; merge statistics of different texts, or other seeds"
-            )
-        summed = ("sum", "count", "texts", "seconds", "left_out", "sinks")
-        both: dict[str, Any] = {name: getattr(self, name) + getattr(other, name) for name in summed}
-        both["reached"] = None if self.reached is None or other.reached is None else self.reached + other.reached
-        both |= {"source": f"{self.source} + {other.source}", "probes": None, "convergence": None, "ridge": self.ridge}
-        if self.probes is not None and other.probes is not None:
-            probes = torch.cat([self.probes, other.probes])
-            texts = (self.sum, self.count), (other.sum, other.count)
-            both["ridge"], both["convergence"] = cross_validated(*texts, probes)
-            both["probes"] = probes[:: len(probes) // PROBES or 1]
-        return replace(self, **both)
-
     @property
     def keys(self) -> int:
         """Number of keys in the sum."""
@@ -178,14 +149,9 @@ class KeyMoments:
 
     def save(self, path: Path) -> None:
         """Write as safetensors; the caller moves the file to its final path."""
-        tensors = {"sum": self.sum.cpu().contiguous()}
-        if self.probes is not None:
-            tensors["probes"] = self.probes.contiguous()
-        about = {
-            f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("sum", "probes", "factors", "_unused")
-        }
+        about = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("sum", "factors", "_unused")}
         about["numbers"] = self.numbers
-        save_file(tensors, path, metadata={"moments": json.dumps(about), **UNSEALED})
+        save_file({"sum": self.sum.cpu().contiguous()}, path, metadata={"moments": json.dumps(about), **UNSEALED})
         seal(path)
 
     @classmethod
@@ -199,14 +165,13 @@ class KeyMoments:
                 about["texts"] = tuple(about["texts"])
                 numbers = about.pop("numbers", None)
                 known = {f.name for f in fields(cls) if f.init}  # a file may hold more
-                tensors = {name: file.get_tensor(name) for name in known & set(file.keys())}
-                moments = cls(**tensors, **{name: value for name, value in about.items() if name in known})
+                moments = cls(file.get_tensor("sum"), **{name: about[name] for name in known & about.keys()})
                 if numbers is not None:  # else a file of an earlier version
                     vars(moments)["numbers"] = numbers
-            total, probes = moments.sum, moments.sum[:0] if moments.probes is None else moments.probes
-            if total.ndim != 2 or total.shape[0] != total.shape[1] or probes.shape[1:] != total.shape[1:]:
-                raise ValueError(f"sum is {list(total.shape)}, probes are {list(probes.shape)}")
-            if total.dtype != torch.float64 or not probes.is_floating_point() or not 1 <= moments.count < 2**63:
+            total = moments.sum
+            if total.ndim != 2 or total.shape[0] != total.shape[1]:
+                raise ValueError(f"sum is {list(total.shape)}")
+            if total.dtype != torch.float64 or not 1 <= moments.count < 2**63:
                 raise ValueError(f"sum is {total.dtype}, of {moments.count} tokens")
         except (OSError, SafetensorError, KeyError, TypeError, ValueError, RecursionError) as error:
             raise EditError(
@@ -387,8 +352,8 @@ class KeyMomentsFitter:
         """Return the frozen result, one sum of both halves on the CPU; the fitter cannot be used afterwards.
 
         `device` computes the ridge, by six to eight Cholesky factorisations, and holds `HELD` matrices of d_ff² float64
-        numbers. `about` are other attributes of `KeyMoments`. EditError where no token was seen, keys are not finite, or
-        all are zero; an expert that no token reached is an error only of its edit.
+        numbers. `about` are other attributes of `KeyMoments`. EditError where no token was seen, or keys are not finite
+        or all zero; an expert that no token reached is an error only of its edit.
         """
         if not (count := sum(self.counts)):
             raise EditError(f"no text to collect key statistics from: {source} holds no tokens")
@@ -403,7 +368,7 @@ class KeyMomentsFitter:
             total += half
         self.halves = []
         _mirror_(total)
-        about |= {"ridge": ridge, "convergence": convergence, "probes": self.probes}
+        about |= {"ridge": ridge, "convergence": convergence}
         about |= {"reached": sum(self.reached), "left_out": self.left_out, "sinks": self.sinks}
         return KeyMoments(total, count, source, fingerprint, **about)
 

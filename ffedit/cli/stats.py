@@ -14,7 +14,6 @@ from ffedit.files.atomic import check_free
 
 @click.command()
 @output_options
-@click.argument("folders", nargs=-1, type=FILE, metavar="[FOLDER...]")
 @click.option(
     "--corpus",
     help="Text file, .jsonl, .json, dataset NAME[:CONFIG[:SPLIT]], or `sampled` from the model.  [default: neutral]",
@@ -27,17 +26,14 @@ from ffedit.files.atomic import check_free
     help="Stop as soon as more text would reduce the damage to other text by at most this share.",
 )
 @click.option("--seed", default=0, type=SEED, help="Seed of the sampled text.")
-@click.option("--merge", is_flag=True, help="Add up the statistics in FOLDERs, collected on different texts.")
 @click.option("--out", type=FILE, metavar="FOLDER", help="Folder for the statistics, to be used with `apply --stats`.")
 @click.option("--force", is_flag=True, help="Replace FOLDER.")
 @options.PUSH
 @model_options
-def stats(folders: tuple[Path, ...], merge: bool, out: Path | None, force: bool, hub: str | None, **given: Any) -> None:
+def stats(out: Path | None, force: bool, hub: str | None, **given: Any) -> None:
     """Collect the second moments of the keys of a text at some layers, in one pass over it."""
-    if merge != bool(folders) or (merge and out is None):
-        raise click.UsageError("--merge, the FOLDERs to add up and --out belong together")
     if hub is not None and out is None:
         raise click.UsageError("--push-to-hub uploads what --out writes; add --out FOLDER")
     if out is not None:
         check_free(out, force)
-    work.stats(folders, merge=merge, out=out, force=force, hub=hub, **given)
+    work.stats(out=out, force=force, hub=hub, **given)

@@ -1,8 +1,8 @@
-"""Statistics as a folder of one file a memory: written, read for a model, and merged with those of other text."""
+"""Statistics as a folder of one file a memory: written, and read for a model."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 import huggingface_hub
@@ -47,7 +47,7 @@ def load_stats(folder: str | Path, editable: Editable) -> dict[Address, KeyMomen
         EditError: it is no such folder or cannot be downloaded, a file is damaged, or all are of another model, layer
             or precision.
     """
-    read = _read(_downloaded(folder))
+    read = read_folder(_downloaded(folder))
     fitting = {at: moments for at, moments in read.values() if at in editable.memories}
     differ = {memory.address for memory in differing(editable, [editable.memories[at] for at in fitting], fitting)}
     stats = {at: moments for at, moments in fitting.items() if at not in differ}
@@ -68,23 +68,7 @@ def _downloaded(folder: str | Path) -> Path:
         raise EditError(f"{name}: no such folder, nor can it be downloaded from the hub ({brief(error)})") from error
 
 
-def merge_stats(folders: Sequence[str | Path]) -> dict[Address, KeyMoments]:
-    """Merge the statistics of several folders into those of all their texts; a layer may be missing in some folders.
-
-    Raises:
-        EditError: a folder holds none, they are of different models, or a text is in two of them.
-    """
-    merged: dict[Address, KeyMoments] = {}
-    for folder in folders:
-        for path, (at, moments) in _read(Path(folder)).items():
-            try:
-                merged[at] = merged[at] + moments if at in merged else moments
-            except EditError as error:
-                raise EditError(f"{path}: {error}") from error
-    return dict(sorted(merged.items()))
-
-
-def _read(folder: Path) -> dict[Path, tuple[Address, KeyMoments]]:
+def read_folder(folder: Path) -> dict[Path, tuple[Address, KeyMoments]]:
     """Read all statistics in a folder with the addresses of their memories, by file, in the order of the layers."""
     if not folder.is_dir():
         raise EditError(f"{folder}: no such folder; one that `ffedit stats --out` wrote was expected")

@@ -1,4 +1,4 @@
-"""Statistics in folders: what they serve, what they add up to, and the command that makes them."""
+"""Statistics in folders: what they serve, and the command that makes them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 import zoo
 from collecting import alike, text
 from making import on_disk
-from shell import TEXT, Ran, shell
+from shell import Ran, shell
 from writing import SECOND, quick, write
 
 import ffedit
@@ -136,20 +136,6 @@ def test_statistics_of_the_base_serve_a_checkpoint_that_keeps_what_its_edits_cha
         ffedit.load_stats(folder, again)
 
 
-def test_folders_of_different_texts_add_up(text: Path, tmp_path: Path) -> None:
-    editable = zoo.shared("gpt2")
-    (other := tmp_path / "other.txt").write_text(TEXT * 40)
-    first, second = (ffedit.collect_stats(editable, [0, 1], corpus=Corpus(path, 500)) for path in (text, other))
-    folders = [ffedit.save_stats(found, tmp_path / name) for name, found in (("a", first), ("b", second))]
-    both = ffedit.merge_stats(folders)
-    for address, moments in both.items():
-        assert moments.count == 1000 and torch.equal(moments.sum, first[address].sum + second[address].sum)
-    longer = ffedit.collect_stats(editable, [0], corpus=Corpus(text, 600))
-    folders.append(ffedit.save_stats(longer, tmp_path / "c"))
-    with pytest.raises(EditError, match=r"same text.*count twice"):
-        ffedit.merge_stats(folders)
-
-
 # The command --------------------------------------------------------------------------------------
 
 
@@ -158,7 +144,7 @@ def run(capsys: pytest.CaptureFixture[str], empty: Path) -> Callable[..., Ran]:
     return lambda *words: shell(capsys, "stats", *words)
 
 
-def test_the_command_collects_writes_and_merges(run: Callable[..., Ran], model: Path, text: Path) -> None:
+def test_the_command_collects_and_writes(run: Callable[..., Ran], model: Path, text: Path) -> None:
     done = run(
         "-m", model, "--corpus", text, "--layers", "0-1", "--tokens", "2000", "--out", "one", "--json", "one.json"
     )
@@ -171,18 +157,11 @@ def test_the_command_collects_writes_and_merges(run: Callable[..., Ran], model: 
         "one row has no halves to compare"
     )
     assert sorted(path.name for path in Path("two").iterdir()) == ["layer-0.safetensors"]
-    assert run("-m", model, "--layers", "0-2", "--tokens", "300", "--out", "three").code == 0
-    done = run("--merge", "one", "three", "--out", "both")
-    assert done.code == 0 and "1,800" in done.out
-    assert {m.count for m in ffedit.load_stats("both", ffedit.load(model)).values()} == {1800, 300}
 
 
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
-        (["--merge", "a", "b"], 2, "--merge, the FOLDERs to add up and --out belong together"),
-        (["a"], 2, "--merge, the FOLDERs"),
-        (["--merge", "a", "--out", "b"], 1, "a: no such folder"),
         (["--corpus", "none.txt"], 1, "none.txt: no such file"),
         (["--tokens", "1"], 2, "--tokens"),
         (["--out", "."], 1, "exists already"),

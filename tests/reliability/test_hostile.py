@@ -25,6 +25,7 @@ from shell import shell
 import ffedit
 from ffedit.cli.run import read_recipe
 from ffedit.editor.edit import Edit
+from ffedit.editor.statistics_files import read_folder
 from ffedit.errors import EditError, FactError, FFEditError, ModelError
 from ffedit.exporter.checkpoint import rewrite
 from ffedit.exporter.gguf import edits_in
@@ -389,4 +390,4 @@ def test_key_statistics_of_another_form_are_refused(tmp_path: Path, about: dict[
     text = json.dumps(header).encode()
     (tmp_path / name).write_bytes(struct.pack("<Q", len(text)) + text + content[8 + length :])
     with pytest.raises(EditError, match=r"not a file of key statistics|which is not a layer"):
-        ffedit.merge_stats([tmp_path])
+        read_folder(tmp_path)

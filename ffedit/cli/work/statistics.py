@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -18,8 +17,6 @@ from ffedit.layer_choice.published import auto_layer
 
 
 def stats(
-    folders: Sequence[Path],
-    merge: bool,
     layers: str,
     tolerance: float | None,
     out: Path | None,
@@ -29,32 +26,28 @@ def stats(
     surface: Surface,
     **text: Any,
 ) -> None:
-    """Collect the statistics of a `text`, or add up those in `folders`."""
+    """Collect the statistics of a `text`."""
     group = join(surface)
-    if merge:
-        collected, why, short = ffedit.merge_stats(folders), "", None
+    corpus = Corpus(text.pop("corpus"), **text)
+    corpus.check()
+    editable = load_model(model, surface)
+    if layers == "auto":
+        auto = auto_layer(editable)
+        chosen, why = [auto.layer], f"Layer {auto.layer}: {auto.why}"
     else:
-        corpus = Corpus(text.pop("corpus"), **text)
-        corpus.check()
-        editable = load_model(model, surface)
-        if layers == "auto":
-            auto = auto_layer(editable)
-            chosen, why = [auto.layer], f"Layer {auto.layer}: {auto.why}"
-        else:
-            chosen = [*parse_layers(layers, len(editable.layers), ("auto",))]
-            why = f"Layers {layers}, as asked"
-        with surface.progress() as progress:
-            collected = ffedit.collect_stats(
-                editable, chosen, corpus=corpus, tolerance=tolerance, progress=progress, process_group=group
-            )
-        short = shortage(collected, corpus, tolerance)
+        chosen = [*parse_layers(layers, len(editable.layers), ("auto",))]
+        why = f"Layers {layers}, as asked"
+    with surface.progress() as progress:
+        collected = ffedit.collect_stats(
+            editable, chosen, corpus=corpus, tolerance=tolerance, progress=progress, process_group=group
+        )
     group.disband()
     if not group.first:
         return
     if out is not None:
         ffedit.save_stats(collected, out, force=force)
-    surface.show(moments_table(collected, why, out), short)
-    names = [field.name for field in fields(ffedit.KeyMoments) if field.init and field.name not in ("sum", "probes")]
+    surface.show(moments_table(collected, why, out), shortage(collected, corpus, tolerance))
+    names = [field.name for field in fields(ffedit.KeyMoments) if field.init and field.name != "sum"]
     rows = [{name: getattr(moments, name) for name in names} for moments in collected.values()]
     surface.write_json({"layers": rows})
     surface.show(pushed(out, hub))

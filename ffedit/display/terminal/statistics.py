@@ -45,7 +45,7 @@ def moments_table(stats: Mapping[Address, KeyMoments], note: str, folder: Path |
         f"sinks: keys longer than {LONGEST:g} times the median, counted with that length; row beginnings are left out",
         "seconds: time of the pass that collected the layer, with others or alone",
         "Text: " + "; ".join(dict.fromkeys(moments.source for moments in stats.values())),
-        *([note] if note else []),
+        note,
     ]
     return spaced(table, notes(lines))
 
