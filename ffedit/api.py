@@ -167,7 +167,6 @@ def collect_stats(
     layers: int | Iterable[int] | None = None,
     *,
     corpus: Corpus | None = None,
-    tolerance: float | None = None,
     progress: Progress = silent,
     process_group: ProcessGroup = ALONE,
 ) -> dict[Address, KeyMoments]:
@@ -177,23 +176,18 @@ def collect_stats(
         editable: the model.
         layers: which; None for all.
         corpus: the text; by default the built-in one, or sampled text if the model does not speak it.
-        tolerance: stop early when, in every layer, more text would spare other text no more than this share of what an
-            edit adds to it (`KeyMoments.convergence`).
         progress: called with the progress.
         process_group: processes that share the batches; all of them call this alike and return the statistics.
 
     Raises:
-        EditError: a layer that is not there, a text that cannot be used, a tolerance and several processes, or
-            processes that were given different things.
+        EditError: a layer that is not there, a text that cannot be used, or processes that were given different things.
     """
     check_model(editable)
     check_corpus(corpus)
-    if tolerance is not None:
-        EditError.require(tolerance, (int, float), "a tolerance, a share such as 0.01, was expected")
     depth = len(editable.layers)
     layers = list(range(depth)) if layers is None else as_layers(layers)
     if not layers or not set(layers) <= set(range(depth)):
         raise EditError(f"layers {layers} were asked for, but {editable.name} has layers 0 to {depth - 1}")
-    agree(process_group, editable, lambda: {"options": (layers, corpus, tolerance)})
+    agree(process_group, editable, lambda: {"options": (layers, corpus)})
     memories = [memory for address, memory in sorted(editable.memories.items()) if address.layer in layers]
-    return collect(editable, memories, corpus, progress, tolerance, process_group)
+    return collect(editable, memories, corpus, progress, process_group)

@@ -335,11 +335,7 @@ class KeyMomentsFitter:
         """Return True if every key so far was finite: a key that is not shows on the diagonal."""
         return all(bool(torch.isfinite(half.diagonal()).all()) for half in self.halves)
 
-    def convergence(self) -> float | None:
-        """Return the convergence (`KeyMoments`) so far; None while there is one half only."""
-        return self._ridge()[1]
-
-    def _ridge(self, device: torch.device = CPU) -> tuple[float, float | None]:
+    def _ridge(self, device: torch.device) -> tuple[float, float | None]:
         """Return what `cross_validated` does of the halves; `RIDGE` and None while there is one half only."""
         if self.probes is None or not len(self.probes) or not min(self.reached):
             return RIDGE, None

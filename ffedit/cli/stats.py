@@ -20,11 +20,6 @@ from ffedit.files.atomic import check_free
 )
 @click.option("--tokens", default=16_384, type=click.IntRange(2), help="Number of tokens of the text to read, at most.")
 @click.option("--layers", default="auto", help="auto (the layer that `apply` edits), one layer (4) or a range (3-8).")
-@click.option(
-    "--tolerance",
-    type=click.FloatRange(0, min_open=True),
-    help="Stop as soon as more text would reduce the damage to other text by at most this share.",
-)
 @click.option("--seed", default=0, type=SEED, help="Seed of the sampled text.")
 @click.option("--out", type=FILE, metavar="FOLDER", help="Folder for the statistics, to be used with `apply --stats`.")
 @click.option("--force", is_flag=True, help="Replace FOLDER.")

@@ -18,7 +18,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from operator import itemgetter
@@ -66,18 +66,13 @@ def collect(
     memories: Sequence[KeyValueMemory],
     corpus: Corpus | None = None,
     progress: Progress = silent,
-    tolerance: float | None = None,
     group: ProcessGroup = ALONE,
 ) -> dict[Address, KeyMoments]:
     """Collect C of all `memories` over `corpus`: cached moments are read, the others computed in one pass.
 
-    With a `tolerance`, the pass stops as soon as no layer's convergence (`KeyMoments.convergence`) is above it, checked
-    each time the text has doubled; tokens are still weighted by their frequencies in all of the text. Each process of
-    `group` runs its share of the batches, and all receive the moments. EditError where the corpus, or the model's keys
-    on it, cannot be used, or a tolerance is asked of several processes.
+    Each process of `group` runs its share of the batches, and all receive the moments. EditError where the corpus, or
+    the model's keys on it, cannot be used.
     """
-    if tolerance is not None and group.size > 1:
-        raise EditError("a tolerance cannot end a pass that several processes share; leave it out")
     corpus = corpus or Corpus()
     ids, words = _text(editable, corpus, progress)
     if (corpus.tokens if ids is None else len(ids)) <= max(1, len(editable.start_tokens)):
@@ -85,12 +80,7 @@ def collect(
     text, beginning = identity(editable, corpus, ids)
     dtype = agreed_dtype(editable, group)
     marks, rules = _marks(editable, memories), _rules(editable)
-    whole, in_part = (
-        {at: entry("moments", f"{mark}:{text}:{rules}{part}") for at, mark in marks.items()}
-        for part in ("", f":{tolerance}")
-    )
-    # Moments of the whole text also satisfy a tolerance.
-    kept = {at: whole[at] if tolerance is None or whole[at].exists() else in_part[at] for at in marks}
+    kept = {at: entry("moments", f"{mark}:{text}:{rules}") for at, mark in marks.items()}
     collected = {at: moments for at, path in kept.items() if (moments := _cached(path, marks[at]))}
     # Processes on several machines have caches of their own: what one lacks, all collect.
     lacking = {name for names in group.gather([str(at) for at in marks if at not in collected]) for name in names}
@@ -98,7 +88,7 @@ def collect(
     missing = sorted((m for m in memories if m.address not in collected), key=lambda memory: memory.address)
     share = f":{group}" if group.size > 1 else ""
     # By all memories: a process that was killed between the first entry and the last goes on with the same pass.
-    unfinished = entry("passes", f"{rules}:{tolerance}:{text}:{sorted(marks.values())}{share}")
+    unfinished = entry("passes", f"{rules}:{text}:{sorted(marks.values())}{share}")
     if missing:
         _check_room(missing)
         ids = sampled(editable, corpus, text, progress) if ids is None else ids
@@ -106,7 +96,7 @@ def collect(
 
         def run() -> tuple[dict[Address, KeyMomentsFitter], float]:
             with computed_in(editable, dtype):
-                return _pass(editable, missing, corpus, ids, unfinished, progress, tolerance, group)
+                return _pass(editable, missing, corpus, ids, unfinished, progress, group)
 
         fitters, seconds = group.in_all(run)
         for fitter in fitters.values() if group.size > 1 else ():
@@ -129,7 +119,7 @@ def collect(
                     device = solve_device(device_of(memory.module), HELD * memory.d_ff**2)
                     fitter = fitters.pop(at)
                     collected[at] = fitter.moments(source, marks[at], device, address=str(at), dtype=weights, **about)
-                cache.write(whole[at] if collected[at].count == len(ids) else in_part[at], collected[at].save)
+                cache.write(kept[at], collected[at].save)
 
         group.in_all(finish)
     cache.forget(unfinished)
@@ -302,7 +292,6 @@ def _pass(
     ids: Tensor,
     unfinished: Path,
     progress: Progress,
-    tolerance: float | None,
     group: ProcessGroup,
 ) -> tuple[dict[Address, KeyMomentsFitter], float]:
     """Sum the moments of all `memories` over `ids`, resuming from `unfinished`; return them and the seconds taken."""
@@ -314,7 +303,7 @@ def _pass(
     started = time.perf_counter() - _resume(unfinished, fitters)
     first = fitters[memories[0].address]
     try:
-        while (batch := first.batches) * size < len(ids) and not _converged(fitters.values(), tolerance):
+        while (batch := first.batches) * size < len(ids):
             if batch and batch % group.size != group.rank:  # another process's
                 for fitter in fitters.values():
                     fitter.batches += 1
@@ -422,13 +411,6 @@ def _no_room(memories: Sequence[KeyValueMemory]) -> EditError:
         f"numbers ({16 * max(memory.d_ff for memory in memories) ** 2 / 1e9:.2g} GB); collect fewer layers at once, "
         "or use another --device"
     )
-
-
-def _converged(fitters: Collection[KeyMomentsFitter], tolerance: float | None) -> bool:
-    """Return True if, at a number of batches that is a power of two, every layer has converged within `tolerance`."""
-    if tolerance is None or any(fitter.batches.bit_count() != 1 for fitter in fitters):
-        return False
-    return all((share := fitter.convergence()) is not None and share <= tolerance for fitter in fitters)
 
 
 def _weights(count: int, length: int, start: int) -> Tensor:

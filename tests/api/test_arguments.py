@@ -113,9 +113,6 @@ WRONG: dict[tuple[type[Exception], str], list[Call]] = {
         lambda m, e: ffedit.collect_stats(m, 0, corpus="file.txt"),
         lambda m, e: ffedit.inspect_memory(m, "1.1", corpus="file.txt"),
     ],
-    (EditError, "a tolerance, a share such as 0.01, was expected"): [
-        lambda m, e: ffedit.collect_stats(m, 0, tolerance="0.1")
-    ],
     (EditError, "a whole number of at least 1 was expected"): [
         lambda m, e: ffedit.inspect_prompt(m, "a", top=0),
         lambda m, e: ffedit.inspect_memory(m, "1.1", top=1.5),

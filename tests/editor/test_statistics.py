@@ -1,4 +1,4 @@
-"""Statistics of several layers: one pass, no further than needed, resumed, stopped when sure, refused elsewhere."""
+"""Statistics of several layers: one pass, no further than needed, resumed, refused elsewhere."""
 
 from __future__ import annotations
 
@@ -17,12 +17,11 @@ from writing import FACT, collect_moments, quick, write_facts
 
 import ffedit
 from ffedit import Corpus, EditError
-from ffedit.algebra.key_moments import LONGEST, KeyMomentsFitter
+from ffedit.algebra.key_moments import LONGEST
 from ffedit.editor import statistics
 from ffedit.editor.statistics import collect
 from ffedit.files import cache
 from ffedit.inference.corpus import tokens_for
-from ffedit.inference.distributed import ProcessGroup
 from ffedit.loading.verify import find_and_verify
 from ffedit.model import storage
 from ffedit.model.editable import Editable
@@ -240,29 +239,6 @@ def test_a_damaged_pass_is_named(text: Path) -> None:
         collect(editable, of(editable, 0), corpus)
 
 
-# Stopping early -----------------------------------------------------------------------------------
-
-
-def test_collection_stops_when_every_layer_is_sure(text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(statistics, "ROWS_PER_BATCH", 2)
-    editable, corpus = zoo.shared("gpt2"), Corpus(text, 1500)
-    seen: list[int] = []
-    collect(editable, of(editable, 0, 1), corpus, lambda stage, done, total: seen.append(done), 100.0)
-    assert seen[-1] == 256, "two batches, a half each, and not before"
-    early = collect(editable, of(editable, 0, 1), corpus, tolerance=100.0)
-    assert {moments.count for moments in early.values()} == {256}
-    asked: list[int] = []
-    measured = KeyMomentsFitter.convergence
-    monkeypatch.setattr(KeyMomentsFitter, "convergence", lambda self: asked.append(self.batches) or measured(self))
-    never = collect(editable, of(editable, 0, 1), corpus, tolerance=1e-9)
-    assert sorted(set(asked)) == [1, 2, 4, 8], "each time when the text has doubled"
-    assert {moments.count for moments in never.values()} == {1500}
-    with runs(editable) as ran:
-        again = collect(editable, of(editable, 0, 1), corpus, tolerance=100.0)
-        assert alike(again, never) and alike(collect(editable, of(editable, 0, 1), corpus), never)
-    assert not ran, "a text that was read to its end serves both"
-
-
 # Refusals -----------------------------------------------------------------------------------------
 
 
@@ -286,12 +262,6 @@ def test_a_layer_that_never_responds_is_refused(text: Path) -> None:
                 parameter.zero_()
     with pytest.raises(EditError, match=r"layer 1 .* all zero"):
         collect(editable, of(editable, 1), Corpus(text, 200))
-
-
-def test_a_tolerance_is_refused_in_several_processes() -> None:
-    editable = zoo.shared("gpt2")
-    with pytest.raises(EditError, match="a tolerance cannot end a pass"):
-        collect(editable, [editable.memories[1]], Corpus(tokens=64), tolerance=0.1, group=ProcessGroup(0, 2))
 
 
 @pytest.mark.parametrize("entry", [1, 2])

@@ -18,7 +18,6 @@ from ffedit.layer_choice.published import auto_layer
 
 def stats(
     layers: str,
-    tolerance: float | None,
     out: Path | None,
     force: bool,
     hub: str | None,
@@ -38,15 +37,13 @@ def stats(
         chosen = [*parse_layers(layers, len(editable.layers), ("auto",))]
         why = f"Layers {layers}, as asked"
     with surface.progress() as progress:
-        collected = ffedit.collect_stats(
-            editable, chosen, corpus=corpus, tolerance=tolerance, progress=progress, process_group=group
-        )
+        collected = ffedit.collect_stats(editable, chosen, corpus=corpus, progress=progress, process_group=group)
     group.disband()
     if not group.first:
         return
     if out is not None:
         ffedit.save_stats(collected, out, force=force)
-    surface.show(moments_table(collected, why, out), shortage(collected, corpus, tolerance))
+    surface.show(moments_table(collected, why, out), shortage(collected, corpus))
     names = [field.name for field in fields(ffedit.KeyMoments) if field.init and field.name != "sum"]
     rows = [{name: getattr(moments, name) for name in names} for moments in collected.values()]
     surface.write_json({"layers": rows})

@@ -50,11 +50,9 @@ def moments_table(stats: Mapping[Address, KeyMoments], note: str, folder: Path |
     return spaced(table, notes(lines))
 
 
-def shortage(stats: Mapping[Address, KeyMoments], corpus: Corpus, tolerance: float | None) -> Text | None:
-    """Return a warning if the text had fewer tokens than asked for, unless it converged within `tolerance`."""
+def shortage(stats: Mapping[Address, KeyMoments], corpus: Corpus) -> Text | None:
+    """Return a warning if the text had fewer tokens than asked for."""
     count = min(moments.count for moments in stats.values())
-    distances = [moments.convergence for moments in stats.values()]
-    converged = tolerance is not None and all(each is not None and each <= tolerance for each in distances)
-    if count >= corpus.tokens or converged:
+    if count >= corpus.tokens:
         return None
     return Text(f"! {corpus} holds {count:,} tokens only; {corpus.tokens:,} were asked for", style="yellow")
