@@ -318,12 +318,6 @@ def _edit(dense: bool = False) -> Edit:
         "solved": [
             {"subject": "Eiffel Tower", "tokens": [1], "probabilities": [0.6], "loss": [9.0], "contexts": ["a"]}
         ],
-        "guarantee": {
-            "1": {
-                **{"directions": 3, "of": 8, "share": 0.1, "text": {"moved": 0.1, "bound": 0.2}},
-                "kept": {"keys": 1, "moved": 0.1, "bound": 0.2},
-            }
-        },
         "scores": {"before": scores, "after": scores},
         "says": {"before": ["Paris"], "after": ["Rome"]},
         "verdict": {"text": "It took.", "took": True},

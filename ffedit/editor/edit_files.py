@@ -25,17 +25,12 @@ FACTORED, DENSE = {"left", "right", "keys", "values"}, {"matrix", "keys", "value
 ADDRESS = re.compile(r"\d{1,6}(\.\d{1,6})?", re.ASCII)
 # What is read of a provenance; all else in it is free. Whoever writes an edit signs it, so hashes vouch for no form.
 _SCORES: Form = {EVERY: Maybe(NUMBER)}
-_MOVED: Form = {"moved!": NUMBER, "bound!": NUMBER}
 _STATISTICS: Form = {
     "corpus": TEXT,
     "tokens!": INTEGER,
     "keys": INTEGER,
     "convergence": Maybe(NUMBER),
     "fingerprint": TEXT,
-}
-_GUARANTEE: Form = {
-    **{"directions!": INTEGER, "of": INTEGER, "share!": NUMBER, "text!": _MOVED},
-    "kept!": {"keys!": INTEGER, **_MOVED},
 }
 _SOLVED: Form = {
     **{"subject": TEXT, "tokens": [INTEGER], "probabilities": [NUMBER], "loss": [NUMBER], "contexts": [TEXT]},
@@ -58,7 +53,7 @@ PROVENANCE: Form = {
         }
     },
     **{"norms": {EVERY: NUMBER}, "norm_ratio": NUMBER, "division": {EVERY: [NUMBER]}, "versions": {EVERY: TEXT}},
-    **{"statistics": {EVERY: _STATISTICS}, "guarantee": {EVERY: _GUARANTEE}, "inputs": {EVERY: TEXT}},
+    **{"statistics": {EVERY: _STATISTICS}, "inputs": {EVERY: TEXT}},
     **{"scores": {"before!": _SCORES, "after!": Maybe(_SCORES)}, "verdict": {"text!": TEXT}},
     "says": {"before": [Maybe(TEXT)], "after": [Maybe(TEXT)]},
     "parts": [{**_PART, "fingerprint!": TEXT}],

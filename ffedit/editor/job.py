@@ -132,8 +132,6 @@ class Method:
         compute: computes the whole edit.
         exact: `solve` has a solution for independent keys only, so dependent keys are refused before any value is
             chosen.
-        guarantee: returns what the method guarantees of a solution, and its measured value, for the provenance, plain
-            JSON.
         one_by_one: `solve` is given one subject after another, each on top of those before it, and not all at once.
         layers: whether it writes to several layers.
         preserves: whether it keeps what earlier edits of a sequence stored, and so is given their keys (`preserve`).
@@ -152,7 +150,6 @@ class Method:
     compute: Callable[[Job], Edit] | None = None
     exact: bool = False
     one_by_one: bool = False
-    guarantee: Callable[[Problem, LowRank], Mapping[str, Any]] = lambda problem, delta: {}
     layers: bool = False
     preserves: bool = False
     statistics: bool = True

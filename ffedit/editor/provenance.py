@@ -82,25 +82,19 @@ class Record:
             "versions": versions(),
         }
 
-    def add(
-        self, ff: FeedForward, subjects: Sequence[str], problem: Problem, delta: LowRank, guarantee: Mapping[str, Any]
-    ) -> None:
-        """Record a solution of one layer, on top of those before; `guarantee` (`Method`) is kept of a single one."""
+    def add(self, ff: FeedForward, subjects: Sequence[str], problem: Problem, delta: LowRank) -> None:
+        """Record a solution of one layer, on top of those before."""
         division = divisions(delta, problem.metric)
-        solutions = self._solutions.setdefault(ff.layer, [])
-        solutions.append((delta.cpu(), problem.K.cpu(), problem.V.cpu()))
+        self._solutions.setdefault(ff.layer, []).append((delta.cpu(), problem.K.cpu(), problem.V.cpu()))
         for memory in ff.memories:
             at = str(memory.address)
             self._about["subjects"].setdefault(at, []).extend(subjects)
             self._about["division"].setdefault(at, []).extend(division)
-            if guarantee and len(solutions) == 1:
-                self._about.setdefault("guarantee", {})[at] = dict(guarantee)
 
     def forget(self) -> None:
         """Forget all solutions: the values are chosen again."""
         self._solutions.clear()
         self._about |= {"subjects": {}, "division": {}}
-        self._about.pop("guarantee", None)
 
     def add_dense(self, ff: FeedForward, delta: Tensor) -> None:
         """Record a change of one layer, [d_model, Σ d_ff], that was not solved for."""

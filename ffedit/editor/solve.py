@@ -119,7 +119,7 @@ def store(
     moments, names = [job.stats[memory.address] for memory in ff.memories], job.names.get(ff.layer)
     problem = Problem(W, K, V.to(W.device), moments, spread, record.kept[ff.layer].to(W.device), job.config, names)
     delta = method.solve(problem)
-    record.add(ff, subjects, problem, delta, method.guarantee(problem, delta))
+    record.add(ff, subjects, problem, delta)
     if write:
         for memory, right in zip(ff.memories, ff.split(delta.right, 1).values(), strict=True):
             memory.write_(LowRank(delta.left, right))

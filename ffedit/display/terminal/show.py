@@ -23,7 +23,7 @@ from ffedit.display.terminal.tables import (
 )
 from ffedit.editor.config import dotted
 from ffedit.editor.edit import Edit
-from ffedit.facts.text import counted, number
+from ffedit.facts.text import number
 from ffedit.loading.names import in_words
 
 MOST_FACTS = 20
@@ -99,8 +99,6 @@ def _about(edit: Edit, path: Path | None) -> Iterator[tuple[str, str]]:
     yield "model", ", ".join([about.get("model", "unknown"), f"fingerprint {edit.base}", *precision])
     if source := about.get("source"):
         yield "converted from", in_words(source)
-    if guarantees := about.get("guarantee"):
-        yield "null space", first_names([f"layer {at}: {_guarantee(layer)}" for at, layer in guarantees.items()])
     if about.get("after"):
         yield "computed upon", first_names([f"edit {name}" for name in about["after"]])
     if config := about.get("config"):
@@ -120,18 +118,6 @@ def _statistics(statistics: Mapping[str, Any]) -> str:
     more = f"; with more text, the edit would disturb other text {first_names(shares)} less" if shares else ""
     prints = [layer["fingerprint"] for layer in layers if "fingerprint" in layer]
     return f"{', '.join(texts)}{more}{f'; fingerprint {first_names(prints)}' if prints else ''}"
-
-
-def _guarantee(layer: Mapping[str, Any]) -> str:
-    """Describe `alphaedit`'s guarantee for a layer, and the measured movement beside its bound."""
-    text, kept = layer["text"], layer["kept"]
-    of = f"of {layer['of']} " if "of" in layer else ""  # edits of early versions lack this entry
-    words = (
-        f"Δ acts on {layer['directions']} {of}directions, holding {layer['share']:.1%} of trace C, and changes text by "
-        f"{number(text['moved'])} (at most {number(text['bound'])})"
-    )
-    keys = f", {counted(kept['keys'], 'kept key')} by {number(kept['moved'])} (at most {number(kept['bound'])})"
-    return words + (keys if kept["keys"] else "")
 
 
 def _scores(scores: Mapping[str, Any]) -> Table:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 
@@ -59,28 +58,6 @@ def unused(problem: Problem) -> Moment:
     return diagonal([moments.unused(share, eigh).to(device) for moments in problem.moments])
 
 
-def guarantee(problem: Problem, delta: LowRank) -> dict[str, Any]:
-    """Compare what Δ moves with the bound that Δ = Δ P gives: ‖Δ K₀‖ <= ‖Δ‖ · ‖P K₀‖.
-
-    K₀ are the keys of ordinary text (‖Δ K₀‖ is the root mean square change of what a token reads), and the kept ones.
-    Returned are the `directions` of key space that Δ may use, `of` how many, the `share` of trace(C) that they
-    hold, and `moved` and `bound` for `text` and for `kept` keys.
-    """
-    basis = unused(problem)
-    U, C = blocks_of(basis), [moments.C.to(problem.W.device) for moments in problem.moments]
-    inside = sum(float((u * (c @ u)).sum()) for u, c in zip(U, C, strict=True))
-    moved = (delta.left.T @ delta.left) * (delta.right @ (diagonal(C) @ delta.right.T))
-    text = {"moved": float(moved.sum().clamp(min=0)) ** 0.5, "bound": delta.norm() * inside**0.5}
-    kept = {
-        "keys": problem.kept.shape[1],
-        "moved": float((delta @ problem.kept).norm()),
-        "bound": delta.norm() * float((basis.T @ problem.kept).norm()),
-    }
-    trace = sum(float(c.trace()) for c in C)
-    size, directions = basis.shape
-    return {"directions": directions, "of": size, "share": inside / trace, "text": text, "kept": kept}
-
-
 # AlphaEdit takes MEMIT's procedure for v*, and so its numbers; its threshold of eigenvalues (0.02) is one model's, so
 # that the default share of the null space stands.
 ALPHAEDIT = Method(
@@ -89,7 +66,6 @@ ALPHAEDIT = Method(
     choose="a few batches, one after another: earlier edits are kept",
     source="Fang et al. 2025, arXiv 2410.02355",
     solve=solve,
-    guarantee=guarantee,
     layers=True,
     preserves=True,
     names=False,  # its directions are those that text hardly uses, and within them each costs the same
