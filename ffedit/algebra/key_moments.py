@@ -49,7 +49,6 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from ffedit.algebra.linalg import RefinedInverse
-from ffedit.algebra.updates import Eigh, projector
 from ffedit.errors import EditError, brief
 from ffedit.facts.form import INTEGER, NUMBER, TEXT, Maybe, check_form
 from ffedit.files.seal import UNSEALED, check, seal
@@ -119,7 +118,6 @@ class KeyMoments:
     left_out: int = 0
     sinks: int = 0
     factors: dict[Any, Tensor] = field(default_factory=dict, init=False, repr=False)
-    _unused: dict[float, Tensor] = field(default_factory=dict, init=False, repr=False)
 
     @cached_property
     def numbers(self) -> str:
@@ -130,12 +128,6 @@ class KeyMoments:
     def C(self) -> Tensor:
         """C = Σ k kᵀ / n + ridge · median of its diagonal · I, [d_ff, d_ff], float64, positive definite."""
         return second_moment(self.sum, self.count, self.ridge)
-
-    def unused(self, share: float, eigh: Eigh = torch.linalg.eigh) -> Tensor:
-        """Return directions that this text hardly uses (`updates.projector`), [d_ff, m]; computed once per share."""
-        if share not in self._unused:
-            self._unused[share] = projector(self.C, share, eigh)
-        return self._unused[share]
 
     @property
     def keys(self) -> int:
@@ -149,7 +141,7 @@ class KeyMoments:
 
     def save(self, path: Path) -> None:
         """Write as safetensors; the caller moves the file to its final path."""
-        about = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("sum", "factors", "_unused")}
+        about = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("sum", "factors")}
         about["numbers"] = self.numbers
         save_file({"sum": self.sum.cpu().contiguous()}, path, metadata={"moments": json.dumps(about), **UNSEALED})
         seal(path)

@@ -22,8 +22,7 @@ All functions are pure and compute in float64 on the device of their inputs (on 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import TypeAlias
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -31,8 +30,6 @@ from torch import Tensor
 from ffedit.algebra.linalg import Metric, Moment, blocks_of, diagonal, double, whiten
 from ffedit.algebra.low_rank import LowRank
 from ffedit.errors import EditError
-
-Eigh: TypeAlias = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 # Share of a key's squared norm that is independent of all other keys. Below this (1e-4 of the norm) it is the rounding
 # of 32-bit activations, which C⁻¹ magnifies, and no direction to write along.
@@ -140,22 +137,21 @@ def least_squares(W: Tensor, K: Tensor, V: Tensor, C: Metric, weight: float, kep
     return _smallest(V - W @ K, K, kept, weight, C)
 
 
-def projector(C: Tensor, share: float, eigh: Eigh = torch.linalg.eigh) -> Tensor:
+def projector(eigenvalues: Tensor, eigenvectors: Tensor, share: float) -> Tensor:
     """Return AlphaEdit's projector P = U Uᵀ, as the directions U [d_in, m] of key space that text hardly uses.
 
-    They are the eigenvectors of C [d_in, d_in] with the smallest eigenvalues, as many as together hold at most `share`
-    of tr(C), so that E‖Uᵀk‖² <= share · E‖k‖². AlphaEdit (Fang et al. 2025, arXiv 2410.02355, eq. 5-7) takes all
-    eigenvalues below a fixed number; a share means the same in every model.
+    They are the eigenvectors of C, the second moment of keys, with the smallest eigenvalues, as many as together hold
+    at most `share` of tr(C), so that E‖Uᵀk‖² <= share · E‖k‖². AlphaEdit (Fang et al. 2025, arXiv 2410.02355, eq. 5-7)
+    takes all eigenvalues below a fixed number; a share means the same in every model.
 
     Args:
-        C: second moment of keys, [d_in, d_in].
+        eigenvalues: those of C, ascending, [d_in], float64.
+        eigenvectors: those of C, [d_in, d_in], as columns.
         share: a share of tr(C).
-        eigh: returns the eigenvalues of a symmetric matrix, ascending, and its eigenvectors.
 
     Raises:
         EditError: no direction is that little used, or all are.
     """
-    eigenvalues, eigenvectors = eigh(double(C))
     used = eigenvalues.clamp(min=0).cumsum(0)
     size = int((used <= share * used[-1]).sum())
     if size == 0:
@@ -163,7 +159,7 @@ def projector(C: Tensor, share: float, eigh: Eigh = torch.linalg.eigh) -> Tensor
             f"every direction of key space holds more than {share:g} of the trace of C: "
             f"the least used holds {float(used[0] / used[-1]):.2g}; use a larger share"
         )
-    if size == len(C):
+    if size == len(eigenvalues):
         raise EditError(f"a share of {share:g} leaves nothing of ordinary text to protect; use one below 1")
     return eigenvectors[:, :size]
 

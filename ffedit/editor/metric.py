@@ -10,7 +10,6 @@ its own.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from hashlib import sha256
 
 import torch
@@ -20,9 +19,8 @@ from ffedit.algebra.key_moments import KeyMoments
 from ffedit.algebra.linalg import Metric, Moment, Updated, blocks_of, diagonal, factor_
 from ffedit.algebra.updates import moment
 from ffedit.editor.name_keys import NameMoment
-from ffedit.errors import EditError
 from ffedit.files import cache
-from ffedit.files.resuming import load_state, save_state
+from ffedit.files.resuming import kept
 
 # A factor is kept of memories with at least so many keys, where it takes seconds, and corrected by at most this share
 # of them.
@@ -70,17 +68,12 @@ def _factor(moments: KeyMoments, names: NameMoment | None, device: torch.device)
 
 def _cached_factor(moments: KeyMoments, names: NameMoment | None, about: str, device: torch.device) -> Tensor:
     """Return the factor from the cache, where it is found by the numbers of C, or compute it and keep it there."""
+
+    def make() -> dict[str, Tensor]:
+        C = moments.C.to(device)
+        if names is not None:
+            names.add_all_to_(C)
+        return {"lower": factor_(C)}
+
     key = sha256(f"{moments.numbers} {moments.count} {moments.ridge} {about}".encode()).hexdigest()[:24]
-    path = cache.path("factors", key, ".safetensors")
-    try:
-        lower = load_state(path, "holds no factor")[0]["lower"]
-        if lower.shape == moments.sum.shape and lower.dtype == moments.sum.dtype:
-            return lower.clone()  # aligned as new memory is, so that products have the same bits
-    except (EditError, KeyError):  # there is none, or it is damaged
-        pass
-    C = moments.C.to(device)
-    if names is not None:
-        names.add_all_to_(C)
-    lower = factor_(C)
-    cache.write(path, partial(save_state, tensors={"lower": lower.cpu()}, values=None))
-    return lower
+    return kept(cache.path("factors", key, ".safetensors"), make)["lower"]

@@ -25,8 +25,6 @@ from operator import itemgetter
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from ffedit.algebra.key_moments import HELD, KeyMoments, KeyMomentsFitter
@@ -35,7 +33,7 @@ from ffedit.errors import EditError
 from ffedit.files import cache
 from ffedit.files.atomic import read_whole
 from ffedit.files.placing import delay_interrupt
-from ffedit.files.resuming import load_state, save_state
+from ffedit.files.resuming import kept, load_state, save_state
 from ffedit.inference import replay
 from ffedit.inference.batching import refuse_out_of_memory, split_on_oom
 from ffedit.inference.corpus import FEWEST, Corpus, tokens_for
@@ -55,8 +53,8 @@ logger = logging.getLogger(__name__)
 # A few thousand keys: enough for fast matrix products, few enough for float32 sums.
 ROWS_PER_BATCH = 64
 SAVED_EVERY = 32
-# Relative error of eigenvectors in float64, and the matrices as large as C that LAPACK holds for them, at most.
-EXACT, EIGH = 1e-10, 6
+# Matrices as large as C that LAPACK holds for its eigenvectors, at most.
+EIGH = 6
 # Version of the rules for which tokens count and how much; cached statistics of other versions are ignored.
 RULES = 3
 
@@ -80,8 +78,8 @@ def collect(
     text, beginning = identity(editable, corpus, ids)
     dtype = agreed_dtype(editable, group)
     marks, rules = _marks(editable, memories), _rules(editable)
-    kept = {at: entry("moments", f"{mark}:{text}:{rules}") for at, mark in marks.items()}
-    collected = {at: moments for at, path in kept.items() if (moments := _cached(path, marks[at]))}
+    paths = {at: entry("moments", f"{mark}:{text}:{rules}") for at, mark in marks.items()}
+    collected = {at: moments for at, path in paths.items() if (moments := _cached(path, marks[at]))}
     # Processes on several machines have caches of their own: what one lacks, all collect.
     lacking = {name for names in group.gather([str(at) for at in marks if at not in collected]) for name in names}
     collected = {at: moments for at, moments in collected.items() if str(at) not in lacking}
@@ -119,7 +117,7 @@ def collect(
                     device = solve_device(device_of(memory.module), HELD * memory.d_ff**2)
                     fitter = fitters.pop(at)
                     collected[at] = fitter.moments(source, marks[at], device, address=str(at), dtype=weights, **about)
-                cache.write(kept[at], collected[at].save)
+                cache.write(paths[at], collected[at].save)
 
         group.in_all(finish)
     cache.forget(unfinished)
@@ -174,30 +172,16 @@ def _cached(path: Path, fingerprint: str) -> KeyMoments | None:
 def cached_eigh(C: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
     """Return eigenvalues, ascending, and eigenvectors of C [d_ff, d_ff], all float64 on the CPU; they are cached.
 
-    They are found by the numbers of C itself, whatever text or folder it came from; a file that is not a decomposition
-    of C, by a random vector, is ignored. `device` computes them, if it has room for `EIGH` such matrices.
+    They are found by the numbers of C itself, whatever text or folder it came from. `device` computes them, if it has
+    room for `EIGH` such matrices.
     """
-    path = cache.path("eigenvectors", hashlib.sha256(C.contiguous().numpy().data).hexdigest()[:24], ".safetensors")
-    try:
-        values, vectors = itemgetter("values", "vectors")(load_file(path))
-        if _decomposes(values, vectors, C):
-            return values, vectors.clone()  # aligned as new memory is, so that products have the same bits
-    except (OSError, SafetensorError, KeyError):  # there is none, or it is damaged
-        pass
-    values, vectors = (part.cpu() for part in torch.linalg.eigh(C.to(solve_device(device, EIGH * C.numel()))))
-    vectors = vectors.contiguous()
-    cache.write(path, partial(save_file, {"values": values, "vectors": vectors}))
-    return values, vectors
 
+    def make() -> dict[str, Tensor]:
+        values, vectors = (part.cpu() for part in torch.linalg.eigh(C.to(solve_device(device, EIGH * C.numel()))))
+        return {"values": values, "vectors": vectors.contiguous()}
 
-def _decomposes(values: Tensor, vectors: Tensor, C: Tensor) -> bool:
-    """Return True if C = U diag(values) Uᵀ and UᵀU = I, U = `vectors`, as far as a random vector shows."""
-    if values.shape != C.shape[:1] or vectors.shape != C.shape or {values.dtype, vectors.dtype} != {C.dtype}:
-        return False
-    z = torch.randn(len(C), dtype=C.dtype, generator=torch.Generator().manual_seed(0))
-    along = vectors @ z
-    errors = (vectors.T @ along - z).norm(), (C @ along - vectors @ (values * z)).norm() / values.abs().max()
-    return all(bool(error <= EXACT * z.norm()) for error in errors)
+    name = hashlib.sha256(C.contiguous().numpy().data).hexdigest()[:24]
+    return itemgetter("values", "vectors")(kept(cache.path("eigenvectors", name, ".safetensors"), make))
 
 
 def moments_for(

@@ -3,7 +3,8 @@
 Work of many small results appends each to a journal (`Journal`), work on tensors replaces its state from time to time
 (`save_state`). Both record the settings they were made with, and other settings are refused (`differences`). Meanwhile
 no other process works on the same folder (`claimed`), and an interrupt waits until the state is whole
-(`placing.delay_interrupt`). What cannot be written, or was damaged, is an EditError.
+(`placing.delay_interrupt`). What cannot be written, or was damaged, is an EditError; but tensors that are `kept` in the
+cache are then made anew.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -20,6 +22,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from ffedit.errors import EditError, brief
+from ffedit.files import cache
 from ffedit.files.atomic import read_whole, write_file
 from ffedit.files.placing import named_errors
 from ffedit.files.seal import UNSEALED, check, seal, sealed, unsealed
@@ -152,3 +155,21 @@ def load_state(path: Path, refusal: str) -> tuple[dict[str, Tensor], Any]:
         return read_whole(path, read)
     except (OSError, SafetensorError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise EditError(f"{path}: {refusal} ({brief(error)})") from error
+
+
+def kept(path: Path, make: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
+    """Return the tensors of an entry of the cache, on the CPU, or those that `make` returns, which are kept there.
+
+    An entry that is damaged, or that was written under another name, is made anew.
+    """
+    try:
+        tensors, name = load_state(path, "holds other tensors")
+    except EditError:
+        tensors, name = {}, None
+    if name == path.name:
+        # Copies are aligned as new memory is, so that products have the same bits.
+        return {name: tensor.clone() for name, tensor in tensors.items()}
+    tensors = make()
+    saved = {name: tensor.cpu() for name, tensor in tensors.items()}
+    cache.write(path, partial(save_state, tensors=saved, values=path.name))
+    return tensors

@@ -214,9 +214,9 @@ def test_the_null_space_of_text_with_sinks_protects_the_rest() -> None:
     keys = keys_of(0, 4000) * torch.logspace(0, -2, D)
     sunk = fitted(with_sinks(keys))
     raw = with_sinks(keys).double()
-    dropped = projector(raw.T @ raw / 4000, 0.1)
+    dropped = projector(*torch.linalg.eigh(raw.T @ raw / 4000), 0.1)
     assert dropped.shape[1] == D - 1, "where sinks weigh as much as they are long, all else seems unused"
-    U, C = sunk.unused(0.1), keys.double().T @ keys.double() / 4000
+    U, C = projector(*torch.linalg.eigh(sunk.C), 0.1), keys.double().T @ keys.double() / 4000
     assert U.shape[1] < D - 3
     assert float((U * (C @ U)).sum() / C.trace()) < 0.35
 

@@ -8,13 +8,12 @@ is kept: the keys of earlier edits, and the spread of the facts' keys over conte
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 
 from ffedit.algebra.linalg import Moment, blocks_of, diagonal
 from ffedit.algebra.low_rank import LowRank
-from ffedit.algebra.updates import null_space
+from ffedit.algebra.updates import null_space, projector
 from ffedit.editor.config import check_numbers
 from ffedit.editor.job import Method, Problem
 from ffedit.editor.methods.memit import PAPER_MEMIT
@@ -54,8 +53,8 @@ def solve(problem: Problem) -> LowRank:
 def unused(problem: Problem) -> Moment:
     """Return an orthonormal basis of the directions that keys of other text hardly use, [Σ d_ff, m]."""
     share = problem.config.of("alphaedit", AlphaEditConfig).null_share
-    device, eigh = problem.W.device, partial(cached_eigh, device=problem.W.device)
-    return diagonal([moments.unused(share, eigh).to(device) for moments in problem.moments])
+    device = problem.W.device
+    return diagonal([projector(*cached_eigh(each.C, device), share).to(device) for each in problem.moments])
 
 
 # AlphaEdit takes MEMIT's procedure for v*, and so its numbers; its threshold of eigenvalues (0.02) is one model's, so
