@@ -126,7 +126,7 @@ def edit(
         preserve: earlier edits whose facts the new edit must leave as they are, oldest first: those in the model. One
             that is not, but was computed on the weights as they are, is accepted, for edits to be applied together.
         progress: called with the progress.
-        process_group: processes that share statistics, keys and values; all call this alike and return the edit.
+        process_group: processes that share the choice of values; all call this alike and return the edit.
         protect: names and texts that the edit must not touch, beside those in `config` (`KeyConfig.protect`).
 
     Raises:
@@ -168,7 +168,6 @@ def collect_stats(
     *,
     corpus: Corpus | None = None,
     progress: Progress = silent,
-    process_group: ProcessGroup = ALONE,
 ) -> dict[Address, KeyMoments]:
     """Collect the second moment of the keys of several layers in one pass; `ffedit.save_stats` writes them as a folder.
 
@@ -177,10 +176,9 @@ def collect_stats(
         layers: which; None for all.
         corpus: the text; by default the built-in one, or sampled text if the model does not speak it.
         progress: called with the progress.
-        process_group: processes that share the batches; all of them call this alike and return the statistics.
 
     Raises:
-        EditError: a layer that is not there, a text that cannot be used, or processes that were given different things.
+        EditError: a layer that is not there, or a text that cannot be used.
     """
     check_model(editable)
     check_corpus(corpus)
@@ -188,6 +186,5 @@ def collect_stats(
     layers = list(range(depth)) if layers is None else as_layers(layers)
     if not layers or not set(layers) <= set(range(depth)):
         raise EditError(f"layers {layers} were asked for, but {editable.name} has layers 0 to {depth - 1}")
-    agree(process_group, editable, lambda: {"options": (layers, corpus)})
     memories = [memory for address, memory in sorted(editable.memories.items()) if address.layer in layers]
-    return collect(editable, memories, corpus, progress, process_group)
+    return collect(editable, memories, corpus, progress)

@@ -35,7 +35,7 @@ zero, so the ridge is never below the rounding error of the sum.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from hashlib import sha256
@@ -299,29 +299,6 @@ class KeyMomentsFitter:
         self.reached[half] += int(counted.sum())
         self.left_out += len(keys) - int(counted.sum())
         self.batches += last
-
-    def forget_counts(self) -> None:
-        """Forget the keys so far, but not how long a key is, nor the probes."""
-        self.counts, self.reached = [0, 0], [0, 0]
-        self.left_out = self.sinks = 0
-        for half in self.halves:
-            half.zero_()
-
-    def add_up_(self, add_up_: Callable[[Tensor], None]) -> None:
-        """Replace sums and counts by those of several fitters, which `add_up_` adds up in place, a tensor each.
-
-        Each has cut its keys by the median length that it knew.
-        """
-        size = len(self.halves[0])
-        self.halves += [torch.zeros(size, size, dtype=torch.float64) for _ in range(2 - len(self.halves))]
-        for half in self.halves:
-            add_up_(half)
-        counts = torch.tensor([*self.counts, *self.reached, self.left_out, self.sinks])
-        add_up_(counts)
-        numbers = counts.tolist()
-        self.counts, self.reached, (self.left_out, self.sinks) = numbers[:2], numbers[2:4], numbers[4:]
-        if self.batches < 2:  # a text of one batch has one half
-            self.halves.pop()
 
     def is_finite(self) -> bool:
         """Return True if every key so far was finite: a key that is not shows on the diagonal."""

@@ -32,6 +32,7 @@ from ffedit.facts.fact import Fact
 from ffedit.inference.corpus import Corpus
 from ffedit.inference.distributed import ProcessGroup
 from ffedit.inference.names import names, stands_in
+from ffedit.inference.precision import agree_on_dtype
 from ffedit.inference.text import digest
 from ffedit.model.editable import Editable
 from ffedit.model.fingerprint import fingerprint
@@ -187,7 +188,7 @@ def moments_of(
 ) -> Mapping[Address, KeyMoments]:
     """Return second moments of the unedited model's keys, enough for the largest edit or a whole sequence.
 
-    All processes share the work. Raises EditError for layers that do not exist, and statistics that do not fit or
+    Raises EditError for layers that do not exist, and statistics that do not fit or
     cannot be collected.
     """
     depth = len(editable.layers)
@@ -198,7 +199,10 @@ def moments_of(
         return {}
     memories = [memory for layer in layers for memory in editable.feed_forward[layer].memories]
     subjects, named = most_subjects(facts, mode), all(config.key.names_weight > 0 for config in needed)
-    return moments_for(editable, memories, stats, subjects, needed[0].seed, progress, process_group, named)
+    agree_on_dtype(editable, process_group)
+    return process_group.in_all(
+        lambda: moments_for(editable, memories, stats, subjects, needed[0].seed, progress, named)
+    )
 
 
 def statistics_of(moments: Mapping[Address, KeyMoments]) -> dict[str, Any]:

@@ -32,7 +32,6 @@ from ffedit.facts.text import occurrences
 from ffedit.inference import replay
 from ffedit.inference.batching import TOKENS
 from ffedit.inference.contexts import Context, passes
-from ffedit.inference.distributed import ALONE, ProcessGroup
 from ffedit.inference.generation import own_answers
 from ffedit.inference.names import MENTIONS, mention
 from ffedit.inference.own_text import contexts
@@ -203,24 +202,17 @@ class LayerKeys:
         return updates.context_spread(zip(self.K.T, self.same, self.shares, strict=True), weight)
 
 
-def read_keys(
-    editable: Editable, ff: FeedForward, prompt_sets: Sequence[PromptSet], group: ProcessGroup = ALONE
-) -> LayerKeys:
-    """Read the keys of all prompt sets in a layer, concatenated over its memories; their texts share batches.
-
-    Each process of `group` reads its share of the sets, and receives the keys of all.
-    """
+def read_keys(editable: Editable, ff: FeedForward, prompt_sets: Sequence[PromptSet]) -> LayerKeys:
+    """Read the keys of all prompt sets in a layer, concatenated over its memories; their texts share batches."""
     # Not the essence prompts: what follows them is to stay, so that no full δ is wanted there.
-    own = group.share(prompt_sets)
-    texts = [text for prompt_set in own for text in (*prompt_set.prompts, *prompt_set.mentions)]
-    keys, streams = group.in_all(lambda: read_at(editable, ff, texts))
-    shares = [prompt_set.shares for prompt_set in own]
+    texts = [text for prompt_set in prompt_sets for text in (*prompt_set.prompts, *prompt_set.mentions)]
+    keys, streams = read_at(editable, ff, texts)
+    shares = [prompt_set.shares for prompt_set in prompt_sets]
     sizes = [len(part) for part in shares]
     same, behind = list(keys.split(sizes)), list(streams.split(sizes))
     means = [part.to(rows.device) @ rows for rows, part in zip(map(double, same), shares, strict=True)]
-    stating = [double(rows[: len(each.prompts)]).mean(0) for rows, each in zip(behind, own, strict=True)]
-    K, streams = (torch.stack(group.exchange(columns), 1) for columns in (means, stating))
-    return LayerKeys(K.to(ff.solve_device), streams, group.exchange(same), group.exchange(shares))
+    stating = [double(rows[: len(each.prompts)]).mean(0) for rows, each in zip(behind, prompt_sets, strict=True)]
+    return LayerKeys(torch.stack(means, 1).to(ff.solve_device), torch.stack(stating, 1), same, shares)
 
 
 def without_sinks(editable: Editable, ff: FeedForward, prompt_sets: Sequence[PromptSet]) -> list[PromptSet]:

@@ -27,13 +27,11 @@ from ffedit.algebra.linalg import Moment, diagonal, double
 from ffedit.editor.config import KeyConfig
 from ffedit.editor.edit import unedited
 from ffedit.editor.key import read_layers
-from ffedit.editor.statistics import agreed_dtype
 from ffedit.errors import EditError, FactError
 from ffedit.files import cache
 from ffedit.files.resuming import load_state, save_state
-from ffedit.inference.distributed import ALONE, ProcessGroup
 from ffedit.inference.names import MENTIONS, alike, mention, names
-from ffedit.inference.precision import computed_in
+from ffedit.inference.precision import averaging_dtype, computed_in
 from ffedit.model.editable import Editable
 from ffedit.model.feed_forward import FeedForward
 from ffedit.model.fingerprint import fingerprint
@@ -103,7 +101,6 @@ def name_moments(
     ff_layers: Sequence[FeedForward],
     subjects: Sequence[str],
     config: KeyConfig,
-    group: ProcessGroup = ALONE,
     left_out: Collection[str] = (),
     among: Sequence[str] | None = None,
 ) -> dict[int, NameMoment]:
@@ -115,7 +112,7 @@ def name_moments(
     if not config.names_weight:
         return {}
     others, found = (*subjects, *config.without_names), {}
-    read = read_names(editable, ff_layers, group, among)
+    read = read_names(editable, ff_layers, among)
     every = {name for known in read.values() for name in known.names}
     theirs = {name for name in every if name in left_out or any(alike(name, other) for other in others)}
     for ff in ff_layers:
@@ -140,35 +137,25 @@ class NameKeys:
 def read_names(
     editable: Editable,
     ff_layers: Sequence[FeedForward],
-    group: ProcessGroup = ALONE,
     among: Sequence[str] | None = None,
 ) -> dict[int, NameKeys]:
     """Return the keys of names by layer, read in the unedited model or kept; None for all names that ship.
 
-    Layers that are not in the cache are read in one pass. Each process of `group` reads its share, and receives all.
+    Layers that are not in the cache are read in one pass.
     """
     among = names() if among is None else among
     with unedited(editable) if editable.history.originals else nullcontext():
-        dtype = agreed_dtype(editable, group)
+        dtype = averaging_dtype(editable)
         paths = {ff.layer: _path(editable, ff, dtype, among) for ff in ff_layers}
         found = {ff.layer: kept for ff in ff_layers if (kept := _kept(paths[ff.layer])) is not None}
-        lacking = {
-            layer for layers in group.gather([layer for layer in paths if layer not in found]) for layer in layers
-        }
-        if missing := [ff for ff in ff_layers if ff.layer in lacking]:
+        if missing := [ff for ff in ff_layers if ff.layer not in found]:
             texts = {name: mention_of(editable, name, i) for i, name in enumerate(among)}
             mentions = {name: text for name, text in texts.items() if text is not None}
-            own = group.share(list(mentions.values()))
-
-            def of_own() -> list[Tensor]:
-                with computed_in(editable, dtype):
-                    return [keys.to("cpu", torch.bfloat16) for keys, _ in read_layers(editable, missing, own)]
-
-            read = group.in_all(of_own)
-            for ff, rows in zip(missing, read, strict=True):
-                every = group.exchange(list(rows))
-                # A tokenizer may know none of them.
-                keys = torch.stack(every) if every else torch.zeros(0, ff.d_ff, dtype=torch.bfloat16)
+            with computed_in(editable, dtype):
+                read = [
+                    keys.to("cpu", torch.bfloat16) for keys, _ in read_layers(editable, missing, [*mentions.values()])
+                ]
+            for ff, keys in zip(missing, read, strict=True):
                 found[ff.layer] = NameKeys(list(mentions), keys, paths[ff.layer].stem)
                 cache.write(paths[ff.layer], partial(save_state, tensors={"keys": keys}, values=list(mentions)))
     return found

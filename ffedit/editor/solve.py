@@ -60,26 +60,34 @@ def _solve_batch(
     job, subjects = record.job, [group[0].subject for group in groups]
     editable, ff_layers, group, config = job.editable, job.ff_layers, job.process_group, job.config
     last = ff_layers[-1]
-    prompt_sets = group.in_all(lambda: without_sinks(editable, last, build_prompts(editable, groups, config)))
-    keys = read_keys(editable, last, prompt_sets, group)
-    if method.exact:
-        for ff in ff_layers:
-            K = keys.K if ff is last else read_keys(editable, ff, prompt_sets, group).K
+
+    def read() -> tuple[list[PromptSet], LayerKeys]:
+        prompt_sets = without_sinks(editable, last, build_prompts(editable, groups, config))
+        keys = read_keys(editable, last, prompt_sets)
+        for ff in ff_layers if method.exact else ():
+            K = keys.K if ff is last else read_keys(editable, ff, prompt_sets).K
             check_exact(K, record.kept[ff.layer].to(K.device))
+        return prompt_sets, keys
+
+    prompt_sets, keys = group.in_all(read)
 
     def again(stage: str, step: int, steps: int) -> None:
         progress(f"{stage} again", step, steps)
 
     def solve_for(values: Sequence[Value], write: bool) -> None:
-        spread = Spread(editable, last, prompt_sets, keys, values, group) if len(ff_layers) > 1 else None
+        spread = Spread(editable, last, prompt_sets, keys, values) if len(ff_layers) > 1 else None
         now, V = keys, torch.stack([value.v for value in values], 1)
         for i, ff in enumerate(ff_layers):
             if spread is not None:  # a single layer keeps its keys, since nothing below it changes
-                group.in_all(partial(check_routes, editable, ff, subjects, prompt_sets))
-                now = read_keys(editable, ff, prompt_sets, group)
+                check_routes(editable, ff, subjects, prompt_sets)
+                now = read_keys(editable, ff, prompt_sets)
                 V = spread.values(ff, now, len(ff_layers) - i)
-            group.in_all(partial(store, method, record, ff, subjects, now, now.K, V, write or ff is not last))
+            store(method, record, ff, subjects, now, now.K, V, write or ff is not last)
             progress("solving", i + 1, len(ff_layers))
+
+    def read_with(values: Sequence[Value]) -> LayerKeys:
+        solve_for(values, write=True)
+        return read_keys(editable, last, prompt_sets)
 
     quantised = any(memory.quantised for memory in job.memories)  # these cannot be written to on the way
     rounds = 1 if quantised else config.value.rounds_of(len(groups))
@@ -87,12 +95,11 @@ def _solve_batch(
     values = choose_values(editable, last, prompt_sets, keys, config.value, progress, group, paths[0])
     for path in paths[1:]:
         with restored(job.memories):
-            solve_for(values, write=True)
-            now = read_keys(editable, last, prompt_sets, group)
+            now = group.in_all(partial(read_with, values))
             more = choose_values(editable, last, prompt_sets, now, config.value, again, group, path)
         values = [value.then(added) for value, added in zip(values, more, strict=True)]
         record.forget()
-    solve_for(values, write=not is_last)
+    group.in_all(partial(solve_for, values, write=not is_last))
     for path in paths:
         cache.forget(path)
     return how_solved(groups, prompt_sets, values)

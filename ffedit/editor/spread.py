@@ -15,7 +15,6 @@ from ffedit.editor.key import LayerKeys, PromptSet, read_keys
 from ffedit.editor.output_map import OutputMap, find_output_map
 from ffedit.editor.value import Value
 from ffedit.errors import EditError
-from ffedit.inference.distributed import ProcessGroup
 from ffedit.model.editable import Editable
 from ffedit.model.feed_forward import FeedForward
 
@@ -30,11 +29,10 @@ class Spread:
         prompt_sets: Sequence[PromptSet],
         before: LayerKeys,
         values: Sequence[Value],
-        group: ProcessGroup,
     ) -> None:
         """Find s; `before` are the keys and streams in the `last` layer before any change."""
         self._editable, self._last, self._prompt_sets = editable, last, prompt_sets
-        self._before, self._group = before.streams, group
+        self._before = before.streams
         chosen, deltas = (torch.stack(own, 1) for own in ([v.v for v in values], [v.delta for v in values]))
         way = self._way(last, chosen - deltas)
         self._wanted = way.factor * deltas if way.norm is None else way(chosen) - way(chosen - deltas)  # s
@@ -42,7 +40,7 @@ class Spread:
     def _way(self, ff: FeedForward, outputs: Tensor) -> OutputMap:
         """Find how the outputs W k* of a layer, [d_model, n], reach the stream; EditError where that is not known."""
         text = self._prompt_sets[0].prompts[0]
-        way = self._group.in_all(lambda: find_output_map(self._editable, ff, text, outputs[:, 0]))
+        way = find_output_map(self._editable, ff, text, outputs[:, 0])
         if not way.known:
             raise EditError(
                 f"layer {ff.layer} changes its feed-forward output before it reaches the residual stream (by "
@@ -54,7 +52,7 @@ class Spread:
         """Return the values V [d_model, n] of a layer's `keys`, of `remaining` layers that are still to be changed."""
         kept, now = ff.matrix @ keys.K, keys
         if ff is not self._last:
-            now = read_keys(self._editable, self._last, self._prompt_sets, self._group)
+            now = read_keys(self._editable, self._last, self._prompt_sets)
         moved = (now.streams - self._before).to(self._wanted)
         share = ((self._wanted - moved) / remaining).to(kept)
         return kept + self._way(ff, kept).output_change(kept, share)

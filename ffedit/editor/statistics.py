@@ -37,7 +37,6 @@ from ffedit.files.resuming import kept, load_state, save_state
 from ffedit.inference import replay
 from ffedit.inference.batching import refuse_out_of_memory, split_on_oom
 from ffedit.inference.corpus import FEWEST, Corpus, tokens_for
-from ffedit.inference.distributed import ALONE, ProcessGroup
 from ffedit.inference.own_text import sampled
 from ffedit.inference.precision import averaging_dtype, computed_in
 from ffedit.inference.text import NEUTRAL_NAME, begin_rows, given, identity, neutral, row_length
@@ -64,73 +63,44 @@ def collect(
     memories: Sequence[KeyValueMemory],
     corpus: Corpus | None = None,
     progress: Progress = silent,
-    group: ProcessGroup = ALONE,
 ) -> dict[Address, KeyMoments]:
     """Collect C of all `memories` over `corpus`: cached moments are read, the others computed in one pass.
 
-    Each process of `group` runs its share of the batches, and all receive the moments. EditError where the corpus, or
-    the model's keys on it, cannot be used.
+    EditError where the corpus, or the model's keys on it, cannot be used.
     """
     corpus = corpus or Corpus()
     ids, words = _text(editable, corpus, progress)
     if (corpus.tokens if ids is None else len(ids)) <= max(1, len(editable.start_tokens)):
         raise EditError(f"{corpus}: a single token was found; key statistics need some thousands")
     text, beginning = identity(editable, corpus, ids)
-    dtype = agreed_dtype(editable, group)
+    dtype = averaging_dtype(editable)
     marks, rules = _marks(editable, memories), _rules(editable)
     paths = {at: entry("moments", f"{mark}:{text}:{rules}") for at, mark in marks.items()}
     collected = {at: moments for at, path in paths.items() if (moments := _cached(path, marks[at]))}
-    # Processes on several machines have caches of their own: what one lacks, all collect.
-    lacking = {name for names in group.gather([str(at) for at in marks if at not in collected]) for name in names}
-    collected = {at: moments for at, moments in collected.items() if str(at) not in lacking}
     missing = sorted((m for m in memories if m.address not in collected), key=lambda memory: memory.address)
-    share = f":{group}" if group.size > 1 else ""
     # By all memories: a process that was killed between the first entry and the last goes on with the same pass.
-    unfinished = entry("passes", f"{rules}:{text}:{sorted(marks.values())}{share}")
+    unfinished = entry("passes", f"{rules}:{text}:{sorted(marks.values())}")
     if missing:
         _check_room(missing)
         ids = sampled(editable, corpus, text, progress) if ids is None else ids
         ids = begin_rows(editable, ids)
-
-        def run() -> tuple[dict[Address, KeyMomentsFitter], float]:
-            with computed_in(editable, dtype):
-                return _pass(editable, missing, corpus, ids, unfinished, progress, group)
-
-        fitters, seconds = group.in_all(run)
-        for fitter in fitters.values() if group.size > 1 else ():
-            fitter.add_up_(group.add_up_)
-            # Where the first batch brings no key (to an expert), each process has drawn its own probes, or none.
-            own = torch.zeros(0, len(fitter.halves[0])) if fitter.probes is None else fitter.probes
-            probes = max(group.exchange([own]), key=len)
-            fitter.probes = probes if len(probes) else None
+        with computed_in(editable, dtype):
+            fitters, seconds = _pass(editable, missing, corpus, ids, unfinished, progress)
         layers = [str(memory.address) for memory in missing]
         logger.info("keys of %s over %d tokens of %s in %.1f s", layers, len(ids), words, seconds)
         source = words
         if dtype != editable.model.dtype:
             source += f", computed in {str(dtype).removeprefix('torch.')}"
         about = {"texts": (beginning,), "model": editable.name, "seconds": seconds}
-
-        def finish() -> None:
-            for memory in missing:
-                at, weights = memory.address, str(memory.dtype).removeprefix("torch.")
-                with refuse_out_of_memory(_no_room(missing)):
-                    device = solve_device(device_of(memory.module), HELD * memory.d_ff**2)
-                    fitter = fitters.pop(at)
-                    collected[at] = fitter.moments(source, marks[at], device, address=str(at), dtype=weights, **about)
-                cache.write(paths[at], collected[at].save)
-
-        group.in_all(finish)
+        for memory in missing:
+            at, weights = memory.address, str(memory.dtype).removeprefix("torch.")
+            with refuse_out_of_memory(_no_room(missing)):
+                device = solve_device(device_of(memory.module), HELD * memory.d_ff**2)
+                fitter = fitters.pop(at)
+                collected[at] = fitter.moments(source, marks[at], device, address=str(at), dtype=weights, **about)
+            cache.write(paths[at], collected[at].save)
     cache.forget(unfinished)
     return {memory.address: collected[memory.address] for memory in memories}
-
-
-def agreed_dtype(editable: Editable, group: ProcessGroup) -> torch.dtype:
-    """Return the dtype of passes that only average: that of the first process, since it depends on a timing."""
-    name = group.by_first(lambda: str(averaging_dtype(editable)).removeprefix("torch."))
-    dtype: torch.dtype = getattr(torch, name)
-    if editable.averaging is not None:
-        editable.averaging = dtype
-    return dtype
 
 
 def in_cache(editable: Editable, memories: Iterable[KeyValueMemory], corpus: Corpus) -> list[Address]:
@@ -191,14 +161,13 @@ def moments_for(
     subjects: int,
     seed: int,
     progress: Progress = silent,
-    group: ProcessGroup = ALONE,
     names: bool = True,
 ) -> Mapping[Address, KeyMoments]:
     """Return the second moments of `memories` for an edit: `stats`, or those of the text `stats` or a default one."""
     if stats is None:
         stats = text_for(editable, subjects, seed, names=names)
     if isinstance(stats, Corpus):
-        stats = collect(editable, memories, stats, progress, group=group)
+        stats = collect(editable, memories, stats, progress)
     else:
         check_stats(editable, memories, stats)
     for memory in memories:
@@ -276,7 +245,6 @@ def _pass(
     ids: Tensor,
     unfinished: Path,
     progress: Progress,
-    group: ProcessGroup,
 ) -> tuple[dict[Address, KeyMomentsFitter], float]:
     """Sum the moments of all `memories` over `ids`, resuming from `unfinished`; return them and the seconds taken."""
     length = row_length(editable)
@@ -288,16 +256,9 @@ def _pass(
     first = fitters[memories[0].address]
     try:
         while (batch := first.batches) * size < len(ids):
-            if batch and batch % group.size != group.rank:  # another process's
-                for fitter in fitters.values():
-                    fitter.batches += 1
-                continue
             now = slice(batch * size, (batch + 1) * size)
             with delay_interrupt():
                 _batch(editable, fitters, ids[now], weights[now], length)
-                if not batch and not group.first:  # it tells all processes how long a key is, and the first counts it
-                    for fitter in fitters.values():
-                        fitter.forget_counts()
             for address, fitter in fitters.items():
                 if not fitter.is_finite():
                     raise EditError(
@@ -305,7 +266,7 @@ def _pass(
                         f"{min(now.stop, len(ids))}): the model overflows on this text; use another, or --dtype float32"
                     )
             progress("collecting key statistics", min(now.stop, len(ids)), len(ids))
-            if first.batches // group.size % SAVED_EVERY == 0:
+            if first.batches % SAVED_EVERY == 0:
                 _save(unfinished, fitters, time.perf_counter() - started)
     except KeyboardInterrupt:
         _save(unfinished, fitters, time.perf_counter() - started)

@@ -25,6 +25,7 @@ from ffedit.facts.text import counted
 from ffedit.inference.batching import refuse_out_of_memory
 from ffedit.inference.corpus import Corpus
 from ffedit.inference.distributed import ALONE, ProcessGroup
+from ffedit.inference.precision import agree_on_dtype
 from ffedit.inference.routing import mixtures
 from ffedit.model.editable import Editable
 from ffedit.model.memory import Address
@@ -63,10 +64,14 @@ def write(
     names: Mapping[int, NameMoment] = {}
     if chosen.statistics:
         subjects = len(groups) + len(preserve)  # each earlier edit has one, or more
-        named = config.key.names_weight > 0
-        moments = moments_for(editable, memories, stats, subjects, config.seed, progress, process_group, named)
-        own, among = [group[0].subject for group in groups], names_for(subjects)
-        names = name_moments(editable, ff_layers, own, config.key, process_group, among=among)
+        own, named, among = [group[0].subject for group in groups], config.key.names_weight > 0, names_for(subjects)
+        agree_on_dtype(editable, process_group)
+
+        def read() -> tuple[Mapping[Address, KeyMoments], Mapping[int, NameMoment]]:
+            moments = moments_for(editable, memories, stats, subjects, config.seed, progress, named)
+            return moments, name_moments(editable, ff_layers, own, config.key, among=among)
+
+        moments, names = process_group.in_all(read)
     refusal = EditError(
         f"not enough memory to write {counted(len(facts), 'fact')} by {method}: beside the model, some matrices of "
         "d_ff² float64 numbers are needed; write fewer facts or layers, or use another --device"

@@ -80,15 +80,6 @@ class ProcessGroup:
         ]
         return interleaved(shares)
 
-    def add_up_(self, tensor: Tensor) -> None:
-        """Replace a tensor on the CPU by its sum over all processes, in place."""
-        if self.size > 1:
-            device = _state().device
-            total = tensor.to(device)
-            with _together():
-                torch.distributed.all_reduce(total)
-            tensor.copy_(total)
-
     def in_all(self, work: Callable[[], Result]) -> Result:
         """Call `work` in every process, which exchanges nothing; an `FFEditError` in one of them is raised in all.
 

@@ -27,6 +27,7 @@ from ffedit.errors import EditError
 from ffedit.files import cache
 from ffedit.files.resuming import load_state, save_state
 from ffedit.inference import replay
+from ffedit.inference.distributed import ProcessGroup
 from ffedit.model.editable import Editable
 
 logger = logging.getLogger(__name__)
@@ -55,6 +56,13 @@ def averaging_dtype(editable: Editable) -> torch.dtype:
         words = "averages in %s: bfloat16 is %.2g times as fast as float32%s"
         logger.info(words, editable.averaging, times, compared)
     return editable.averaging
+
+
+def agree_on_dtype(editable: Editable, group: ProcessGroup) -> None:
+    """Let all processes average in the dtype that the first one chooses, since it depends on a timing."""
+    if group.size > 1:
+        name = group.by_first(lambda: str(averaging_dtype(editable)).removeprefix("torch."))
+        editable.averaging = getattr(torch, name)
 
 
 def computed_in(editable: Editable, dtype: torch.dtype) -> AbstractContextManager[object]:

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import zoo
 from choosing import FOUR
-from writing import CORPUS
 
 import ffedit
 from ffedit.errors import EditError
@@ -59,8 +58,6 @@ def differing(verb: Verb, one: dict[str, Any], other: dict[str, Any]) -> set[str
         (ffedit.edit, {"facts": FOUR[0], "layers": 1}, {"layers": 2}, {"options"}),
         (ffedit.evaluate, {"facts": list(FOUR)}, {"facts": [replace(FOUR[0], target="Spain")]}, {"facts"}),
         (ffedit.evaluate, {"facts": FOUR[0]}, {"full": True}, {"options"}),
-        (ffedit.collect_stats, {"layers": [0, 1]}, {"layers": [0, 2]}, {"options"}),
-        (ffedit.collect_stats, {"corpus": CORPUS}, {"corpus": None}, {"options"}),
     ],
 )
 def test_processes_with_other_arguments_disagree(
@@ -70,16 +67,12 @@ def test_processes_with_other_arguments_disagree(
     assert differing(verb, one, {**one, **change}) == differs
 
 
-@pytest.mark.parametrize(
-    ("verb", "words"), [(ffedit.edit, [FOUR[0]]), (ffedit.evaluate, [FOUR[0]]), (ffedit.collect_stats, [])]
-)
-def test_processes_with_another_model_or_version_disagree(
-    verb: Verb, words: list[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    one, other = (compared(verb, zoo.shared(family), *words) for family in ("gpt2", "llama"))
+@pytest.mark.parametrize("verb", [ffedit.edit, ffedit.evaluate])
+def test_processes_with_another_model_or_version_disagree(verb: Verb, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, other = (compared(verb, zoo.shared(family), FOUR[0]) for family in ("gpt2", "llama"))
     assert {name for name in one if one[name] != other[name]} == {"model"}
     monkeypatch.setattr("ffedit.editor.provenance.__version__", "0")
-    assert compared(verb, zoo.shared("gpt2"), *words)["versions"] != one["versions"]
+    assert compared(verb, zoo.shared("gpt2"), FOUR[0])["versions"] != one["versions"]
 
 
 def test_processes_with_another_text_disagree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

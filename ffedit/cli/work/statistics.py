@@ -9,10 +9,12 @@ from typing import Any
 import ffedit
 from ffedit.cli.options import ModelOptions, parse_layers
 from ffedit.cli.surface import Surface
-from ffedit.cli.work.model import join, load_model
+from ffedit.cli.work.model import load_model
 from ffedit.cli.work.ship import pushed
 from ffedit.display.terminal.statistics import moments_table, shortage
+from ffedit.errors import EditError
 from ffedit.inference.corpus import Corpus
+from ffedit.inference.distributed import launched
 from ffedit.layer_choice.published import auto_layer
 
 
@@ -25,8 +27,9 @@ def stats(
     surface: Surface,
     **text: Any,
 ) -> None:
-    """Collect the statistics of a `text`."""
-    group = join(surface)
+    """Collect the statistics of a `text`, in one process."""
+    if launched():
+        raise EditError("stats runs in one process; start it without `accelerate launch`")
     corpus = Corpus(text.pop("corpus"), **text)
     corpus.check()
     editable = load_model(model, surface)
@@ -37,10 +40,7 @@ def stats(
         chosen = [*parse_layers(layers, len(editable.layers), ("auto",))]
         why = f"Layers {layers}, as asked"
     with surface.progress() as progress:
-        collected = ffedit.collect_stats(editable, chosen, corpus=corpus, progress=progress, process_group=group)
-    group.disband()
-    if not group.first:
-        return
+        collected = ffedit.collect_stats(editable, chosen, corpus=corpus, progress=progress)
     if out is not None:
         ffedit.save_stats(collected, out, force=force)
     surface.show(moments_table(collected, why, out), shortage(collected, corpus))
