@@ -21,7 +21,6 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
-from operator import itemgetter
 from pathlib import Path
 
 import torch
@@ -151,7 +150,8 @@ def cached_eigh(C: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
         return {"values": values, "vectors": vectors.contiguous()}
 
     name = hashlib.sha256(C.contiguous().numpy().data).hexdigest()[:24]
-    return itemgetter("values", "vectors")(kept(cache.path("eigenvectors", name, ".safetensors"), make))
+    tensors = kept(cache.path("eigenvectors", name, ".safetensors"), make)
+    return tensors["values"], tensors["vectors"]
 
 
 def moments_for(
