@@ -3,7 +3,7 @@
     python evaluations/reliability/undo.py --cases 30 --out evaluations/reports/reliability/undo.json
 
 A case is a run of a state machine (`tests/helpers/undoing.py`) on one family's tiny model in one precision: edits are
-made, applied, added, combined, saved, loaded, exported, undone in memory and in checkpoints, and checkpoints reopened.
+made, applied, combined, saved, loaded, exported, undone in memory and in checkpoints, and checkpoints reopened.
 After each step all bytes are compared with what they must be, and in the end everything is undone. At last one fresh
 process, without ffedit, opens an undone checkpoint of each family and precision.
 

@@ -69,13 +69,6 @@ class LowRank(_Change):
         """Return Δ @ keys without the dense matrix; keys is [d_in] or [d_in, n]."""
         return self.left @ (self.right @ keys)
 
-    def __add__(self, other: Update) -> Update:
-        """Add two changes of one matrix (ValueError for two shapes); the ranks of low-rank ones add."""
-        if not isinstance(other, LowRank):
-            return other + self
-        _check_shapes(self, other)
-        return LowRank(torch.cat([self.left, other.left], 1), torch.cat([self.right, other.right]))
-
     def norm(self) -> float:
         """Return the Frobenius norm of Δ, from two r × r Gram matrices: ‖Δ‖² = ⟨leftᵀ left, right rightᵀ⟩."""
         squared = ((self.left.T @ self.left) * (self.right @ self.right.T)).sum()
@@ -114,20 +107,9 @@ class Dense(_Change):
         """Return Δ @ keys; keys is [d_in] or [d_in, n]."""
         return self.matrix @ keys
 
-    def __add__(self, other: Update) -> Dense:
-        """Add two changes of one matrix; ValueError for two shapes."""
-        _check_shapes(self, other)
-        return Dense(self.matrix + other.dense)
-
     def norm(self) -> float:
         """Return the Frobenius norm of Δ."""
         return float(torch.linalg.matrix_norm(self.matrix))
 
 
 Update: TypeAlias = LowRank | Dense
-
-
-def _check_shapes(a: Update, b: Update) -> None:
-    # Broadcasting would accept a row as a matrix.
-    if a.shape != b.shape:
-        raise ValueError(f"changes of one shape expected, found {list(a.shape)} and {list(b.shape)}")

@@ -83,7 +83,7 @@ class Edit(Displayed):
     @property
     def in_chat(self) -> bool:
         """True if all of the edit was computed inside the model's chat template."""
-        parts = self.provenance.get("parts", [self.provenance])
+        parts = self.provenance.get("parts", [self.provenance])  # those of a sum, which version 0.1.0 could write
         return all(part.get("chat", False) for part in parts)
 
     @property
@@ -149,42 +149,11 @@ class Edit(Displayed):
         """Return the same edit with `notes` added to its provenance: plain JSON, such as `warnings`."""
         return replace(self, provenance={**self.provenance, **notes})
 
-    def __add__(self, other: Edit) -> Edit:
-        """Add two edits: changes are summed; keys, values and facts are concatenated in order.
-
-        A sum is not a joint solution: the key of a fact reads some of what the other part stores (crosstalk), the more
-        the more alike the keys are. `ffedit.combine` solves for the keys of both jointly.
-
-        Raises:
-            EditError: they were computed on different weights, or write one fact twice.
-        """
-        check_edit(other)
-        if self.base != other.base:
-            raise EditError(
-                f"edits of different weights cannot be added: one was computed on {self.base}, the other on "
-                f"{other.base}; compute both on the same model"
-            )
-        refuse_shared(self.facts, other.facts)
-        updates = dict(self.updates)
-        for at, delta in other.updates.items():
-            if at in updates and updates[at].shape != delta.shape:
-                raise EditError(
-                    f"edits of different shapes cannot be added: layer {at} changes by {list(updates[at].shape)} "
-                    f"and by {list(delta.shape)}; compute both on the same model"
-                )
-            updates[at] = updates[at] + delta if at in updates else delta
-        updates = dict(sorted(updates.items()))
-        keys, values = (
-            {at: torch.cat([side[at] for side in sides if at in side], 1) for at in updates}
-            for sides in ((self.keys, other.keys), (self.values, other.values))
-        )
-        return Edit(updates, keys, values, self.facts + other.facts, _joined(self, other, updates, keys))
-
     def apply_(self, editable: Editable) -> None:
         """Write the edit into the model, in place; `undo_` removes it.
 
         The edit must have been computed on the current weights, or on those before the edits that are applied, to which
-        it is then added; each addition is rounded to the weights' precision, where `+` adds before it rounds.
+        it is then added; each addition is rounded to the weights' precision.
 
         Raises:
             EditError: the edit is applied already or does not fit, the model is not the one it was computed on, or the
@@ -366,30 +335,13 @@ def applied_edits(editable: Editable) -> tuple[Edit, ...]:
     return tuple(editable.history.known.values())
 
 
-def _joined(a: Edit, b: Edit, updates: Mapping[Address, Update], keys: Mapping[Address, Tensor]) -> dict[str, Any]:
-    """Build the provenance of a sum: the entries that its parts share, and of each part its own and fingerprint."""
-    names = ("model", "source", "base", "dtype", "computed_in", "versions")
-    joined = {"method": "sum", **{name: a.provenance[name] for name in names if name in a.provenance}}
-    joined |= {"layers": sorted({at.layer for at in updates}), "parts": []}
-    for edit in (a, b):
-        joined["parts"] += edit.provenance.get("parts", [{"fingerprint": edit.fingerprint(), **edit.provenance}])
-    subjects = {at: a.subjects(at) + b.subjects(at) for at in updates}
-    # Not where an edit has keys without subjects.
-    joined["subjects"] = {str(at): named for at, named in subjects.items() if len(named) == keys[at].shape[1]}
-    for name in ("matrices", "norms"):
-        joined[name] = {**a.provenance.get(name, {}), **b.provenance.get(name, {})}
-    if all(str(at) in joined["norms"] for at in updates):
-        joined["norm_ratio"] = max(delta.norm() / joined["norms"][str(at)] for at, delta in updates.items())
-    return joined
-
-
 def refuse_shared(facts: Sequence[Fact], others: Sequence[Fact]) -> None:
     """Refuse facts of `others` that are also in `facts`, with the same object or another."""
     both = [*facts, *others]
     for a, b in ((both[i], both[j]) for i, j in same_question(both) if i < len(facts) <= j):
         if same_target(a, b):
             raise EditError(
-                f"both edits contain {show(b.text)} {show(b.new_object)}, so their sum would apply it twice; "
+                f"both edits contain {show(b.text)} {show(b.new_object)}, so the second would apply it twice; "
                 "leave the fact out of one of them"
             )
         raise EditError(

@@ -141,7 +141,6 @@ WRONG: dict[tuple[type[Exception], str], list[Call]] = {
         lambda m, e: ffedit.inspect_edit(m, FACT),
         lambda m, e: ffedit.combine(m, [e, FACT]),
         lambda m, e: ffedit.edit(m, FACT, preserve="rome.edit"),
-        lambda m, e: e + FACT,
     ],
 }
 

@@ -44,7 +44,7 @@ def steps(folder: Path) -> None:
     stats: dict[Address, KeyMoments] = ffedit.collect_stats(editable, [choice.layer], corpus=Corpus(tokens=1000))
     edit: Edit = ffedit.edit(editable, [fact], "memit", layers=trace.site, config=EditConfig(seed=1), stats=stats)
     later = ffedit.edit(editable, fact, "a method of another package", preserve=[edit], protect=["Berlin"])
-    report: Report = ffedit.evaluate(editable, ffedit.read_facts(folder / "facts.json"), edit + later, full=True)
+    report: Report = ffedit.evaluate(editable, ffedit.read_facts(folder / "facts.json"), later, full=True)
     rate: float | None = report.before.efficacy
     with edit.applied(editable):
         view = ffedit.inspect_prompt(editable, fact.text, scaled={MemoryIndex(Address(1), 2): 0.0})

@@ -108,11 +108,13 @@ def test_the_statistics_of_the_first_format_are_told(show: Callable[..., Ran]) -
 
 def test_a_sum_tells_its_parts(show: Callable[..., Ran]) -> None:
     a = made((1,))
-    b = Edit(a.updates, {}, {}, (Fact("other", "{} is in", "Rome"),), {**a.provenance, "method": "rome"})
-    (a + b).save("e")
+    parts = [
+        {"fingerprint": f"{n}" * 16, "method": method, "layers": [1]} for n, method in enumerate(("memit", "rome"))
+    ]
+    a.noted(method="sum", parts=parts).save("e")
     done = show("e")
-    assert "sum, layer 1, rank 2" in done.out
-    assert f"{a.fingerprint()}: memit, layers 1" in done.out and f"{b.fingerprint()}: rome, layers 1" in done.out
+    assert "sum, layer 1, rank 1" in done.out
+    assert f"{'0' * 16}: memit, layers 1" in done.out and f"{'1' * 16}: rome, layers 1" in done.out
 
 
 @pytest.mark.parametrize("inside", [["ffedit_edits/000"], ["ffedit_edits/000", "ffedit_edits/001"]])

@@ -106,9 +106,9 @@ def test_kept_keys_of_other_layers_do_not_matter() -> None:
 
 def test_what_was_fine_tuned_has_nothing_to_keep() -> None:
     editable, at = zoo.trained("gpt2", True), Address(1)
-    mixed = write(editable, [FACT], "ft", ft_steps=2) + write(editable, [SECOND], "memit", **BARE)
-    with mixed.applied(editable):
-        assert write(editable, [THIRD], "memit", preserve=[mixed], **BARE).norms()[at] > 0
+    tuned, solved = write(editable, [FACT], "ft", ft_steps=2), write(editable, [SECOND], "memit", **BARE)
+    with tuned.applied(editable), solved.applied(editable):
+        assert write(editable, [THIRD], "memit", preserve=[tuned, solved], **BARE).norms()[at] > 0
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -1,16 +1,15 @@
-"""Two edits of the same weights add to one; what contradicts each other is refused before it does harm."""
+"""Facts that two edits share: what contradicts each other is refused before it does harm."""
 
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 
 import pytest
 import torch
 import zoo
 
 from ffedit import Address, Edit, EditError, Fact
-from ffedit.algebra.low_rank import Dense, LowRank
+from ffedit.algebra.low_rank import LowRank
 from ffedit.facts.fact import conflicts, same_question
 from ffedit.model.editable import Editable
 from ffedit.model.fingerprint import fingerprint
@@ -45,71 +44,6 @@ def made(editable: Editable, fact: Fact, seed: int, *layers: int) -> Edit:
     )
 
 
-def three(editable: Editable) -> list[Edit]:
-    return [made(editable, TOWER, 0, 0, 1), made(editable, RIVER, 1, 1, 2), made(editable, MOUNT, 2, 1)]
-
-
-def test_changes_add_and_what_was_solved_for_is_joined() -> None:
-    a, b, _ = three(zoo.shared("gpt2"))
-    both = a + b
-    assert both.facts == (TOWER, RIVER) and both.layers == [0, 1, 2] and both.rank == 2 and both.base == a.base
-    middle = Address(1)
-    torch.testing.assert_close(both.updates[middle].dense, a.updates[middle].dense + b.updates[middle].dense)
-    assert isinstance(both.updates[middle], LowRank)
-    for name in ("keys", "values"):
-        joined = torch.cat([getattr(a, name)[middle], getattr(b, name)[middle]], 1)
-        assert torch.equal(getattr(both, name)[middle], joined)
-        assert torch.equal(getattr(both, name)[Address(0)], getattr(a, name)[Address(0)])
-    for address, norm in both.norms().items():
-        assert norm == pytest.approx(float(torch.linalg.matrix_norm(both.updates[address].dense)), rel=1e-12)
-
-
-def test_the_sum_knows_its_parts() -> None:
-    editable = zoo.shared("gpt2")
-    a, b, c = three(editable)
-    about = (a + b).provenance
-    assert about["method"] == "sum" and about["base"] == a.base and about["model"] == "gpt2"
-    assert [part["fingerprint"] for part in about["parts"]] == [a.fingerprint(), b.fingerprint()]
-    assert [part["seed"] for part in about["parts"]] == [0, 1] and set(about["matrices"]) == {"0", "1", "2"}
-    ratios = [norm / float(editable.memories[at].value.double().norm()) for at, norm in (a + b).norms().items()]
-    assert about["norm_ratio"] == pytest.approx(max(ratios), rel=1e-5)
-    left, right = (a + b) + c, a + (b + c)
-    assert left.fingerprint() == right.fingerprint() and left.provenance == right.provenance
-    assert len(left.provenance["parts"]) == 3 and left.rank == 3
-
-
-def test_the_sum_does_what_both_do_and_is_saved(tmp_path: Path) -> None:
-    editable = zoo.build("llama")
-    a, b, _ = three(editable)
-    (a + b).save(tmp_path / "sum")
-    with Edit.load(tmp_path / "sum").applied(editable):
-        at_once = zoo.snapshot(editable)
-    with a.applied(editable), b.applied(editable):
-        for name, tensor in zoo.snapshot(editable).items():
-            torch.testing.assert_close(tensor, at_once[name], rtol=1e-6, atol=1e-6)
-    a.apply_(editable)
-    with pytest.raises(EditError, match="would apply it twice"):
-        (a + b).apply_(editable)
-
-
-def test_with_a_dense_change_the_sum_is_dense() -> None:
-    a, b, _ = three(zoo.shared("gpt2"))
-    tuned = dataclasses.replace(
-        b, updates={at: Dense(delta.dense) for at, delta in b.updates.items()}, keys={}, values={}
-    )
-    for both in (a + tuned, tuned + a):
-        assert isinstance(both.updates[Address(1)], Dense) and isinstance(both.updates[Address(0)], LowRank)
-        torch.testing.assert_close(both.updates[Address(1)].dense, (a + b).updates[Address(1)].dense)
-        assert torch.equal(both.keys[Address(1)], a.keys[Address(1)])
-
-
-def test_edits_of_different_weights_do_not_add() -> None:
-    a, b = made(zoo.shared("gpt2"), TOWER, 0, 1), made(zoo.shared("gpt_neo"), RIVER, 0, 1)
-    with pytest.raises(EditError) as caught:
-        _ = a + b
-    assert a.base in str(caught.value) and b.base in str(caught.value) and "\n" not in str(caught.value)
-
-
 @pytest.mark.parametrize(
     ("other", "words"),
     [
@@ -120,17 +54,20 @@ def test_edits_of_different_weights_do_not_add() -> None:
     ],
 )
 def test_a_fact_of_both_is_refused(other: Fact, words: list[str]) -> None:
-    editable = zoo.shared("gpt2")
+    editable = zoo.build("gpt2")
+    edit = made(editable, other, 1, 1)
+    made(editable, TOWER, 0, 1).apply_(editable)
     with pytest.raises(EditError) as caught:
-        _ = made(editable, TOWER, 0, 1) + made(editable, other, 1, 1)
+        edit.apply_(editable)
     assert all(word in str(caught.value) for word in words) and "\n" not in str(caught.value)
 
 
-def test_an_edit_that_writes_a_fact_twice_can_be_added_to_another() -> None:
-    editable = zoo.shared("gpt2")
+def test_an_edit_that_writes_a_fact_twice_can_be_applied_with_another() -> None:
+    editable = zoo.build("gpt2")
     again = Fact("Eiffel tower", "the {} is in", "Berlin")
     twice = dataclasses.replace(made(editable, TOWER, 0, 1), facts=(TOWER, again))  # one upon the other
-    assert len((twice + made(editable, RIVER, 1, 1)).facts) == 3
+    with twice.applied(editable), made(editable, RIVER, 1, 1).applied(editable):
+        assert len(editable.history.known) == 2
 
 
 def test_a_question_is_the_same_by_prompt_or_by_relation() -> None:
@@ -143,13 +80,6 @@ def test_a_question_is_the_same_by_prompt_or_by_relation() -> None:
     assert same_question(facts) == [(0, 3), (0, 4)]
     assert conflicts(facts) == [(named, berlin), (named, asked)]
     assert conflicts([named, named, RIVER, MOUNT]) == [] and same_question([named, named]) == [(0, 1)]
-
-
-def test_changes_of_other_shapes_do_not_add() -> None:
-    with pytest.raises(ValueError, match=r"\[3, 4\] and \[1, 4\]"):
-        _ = Dense(torch.ones(3, 4)) + Dense(torch.ones(1, 4))
-    with pytest.raises(ValueError, match="one shape"):
-        _ = LowRank(torch.ones(3, 1), torch.ones(1, 4)) + LowRank(torch.ones(3, 1), torch.ones(1, 5))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -88,7 +88,6 @@ def make(folder: Path, place: Path) -> None:
     edits = {
         "rome": rome,
         "memit": memit,
-        "sum": rome + memit,
         "dense": made(editable, {LAYER: 1}, dense=True),
         "experts": made(mixture, {Address(1, 0): 1, Address(1, 2): 2}),
     }

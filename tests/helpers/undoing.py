@@ -289,21 +289,6 @@ class UndoMachine(RuleBasedStateMachine):
         self._keep(edit)
         self._steps("combined")
 
-    @precondition(lambda self: len(self.edits) > 1 and self._more())
-    @rule(a=numbers, b=numbers)
-    def add(self, a: int, b: int) -> None:
-        """Add two edits of the same weights, and refuse others."""
-        one, two = self.edits[a % len(self.edits)], self.edits[b % len(self.edits)]
-        alike = self.made_on[one.fingerprint()] == self.made_on[two.fingerprint()]
-        if not alike or {fact.subject for fact in one.facts} & {fact.subject for fact in two.facts}:
-            self._refused(lambda: one + two)
-            return
-        both = one + two
-        if both.fingerprint() not in self.made_on:
-            self.edits.append(both)
-            self.made_on[both.fingerprint()] = self.made_on[one.fingerprint()]
-        self._steps("added")
-
     @precondition(lambda self: self.edits)
     @rule(which=numbers)
     def save_and_load(self, which: int) -> None:
