@@ -68,10 +68,7 @@ def check_content(provenance: Any, facts: int, shapes: Mapping[str, Sequence[int
     `facts` is their number, and `shapes` are those of the tensors by name: "4/left", or "4.7/keys" for expert 7 of
     layer 4.
     """
-    form = PROVENANCE
-    if isinstance(provenance, Mapping) and "tokens" in (provenance.get("statistics") or ()):  # early edits: one layer
-        form = {**PROVENANCE, "statistics": _STATISTICS}
-    check_form(provenance, form, "provenance")
+    check_form(provenance, PROVENANCE, "provenance")
     addresses: dict[str, set[str]] = {}
     for name, sides in shapes.items():
         address, _, part = name.partition("/")

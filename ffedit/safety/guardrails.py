@@ -170,10 +170,8 @@ def _signs_of_layer(editable: Editable, edit: Edit, at: Address, limits: Limits)
     denominators = about.get("division", {}).get(str(at), [memory.d_ff])
     yield "division", min(denominators) / memory.d_ff, {"at": at}
     statistics = about.get("statistics", {}).get(str(at), {})
-    # Edits of early versions record the tokens only; a dense layer has one key per token.
-    keys = statistics.get("keys", statistics.get("tokens"))
-    if keys is not None:
-        tokens = ceil(statistics.get("tokens", keys) * memory.d_ff * limits.keys / max(keys, 1))
+    if (keys := statistics.get("keys")) is not None:
+        tokens = ceil(statistics["tokens"] * memory.d_ff * limits.keys / max(keys, 1))
         yield "keys", keys / memory.d_ff, {"at": at, "keys": keys, "tokens": tokens}
     if (convergence := statistics.get("convergence")) is not None:
         yield "convergence", convergence, {"at": at, "tokens": 2 * statistics["tokens"]}

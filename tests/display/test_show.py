@@ -99,11 +99,9 @@ def test_little_is_told_of_an_edit_that_knows_little(show: Callable[..., Ran]) -
     assert not any(word in done.out for word in ("‖W‖", "config", "statistics", "contexts", "score", "warning"))
 
 
-def test_the_statistics_of_the_first_format_are_told(show: Callable[..., Ran]) -> None:
-    statistics = {"corpus": "a.txt", "tokens": 500, "fingerprint": "abc", "ridge": 0.1}
-    made(statistics=statistics, norms={}, norm_ratio=0.025).save("e")
-    done = show("e")
-    assert "500 tokens of a.txt; fingerprint abc" in done.out and "2.50% at most" in done.out
+def test_without_the_norms_of_the_weights_the_largest_ratio_is_shown(show: Callable[..., Ran]) -> None:
+    made(norms={}, norm_ratio=0.025).save("e")
+    assert "2.50% at most" in show("e").out
 
 
 def test_a_sum_tells_its_parts(show: Callable[..., Ran]) -> None:

@@ -112,7 +112,7 @@ def _about(edit: Edit, path: Path | None) -> Iterator[tuple[str, str]]:
 
 
 def _statistics(statistics: Mapping[str, Any]) -> str:
-    layers = [statistics] if "tokens" in statistics else list(statistics.values())
+    layers = statistics.values()
     texts = dict.fromkeys(f"{layer['tokens']:,} tokens of {layer.get('corpus', 'unknown text')}" for layer in layers)
     shares = [f"{layer['convergence']:.1%}" for layer in layers if layer.get("convergence") is not None]
     more = f"; with more text, the edit would disturb other text {first_names(shares)} less" if shares else ""
