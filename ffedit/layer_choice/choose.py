@@ -9,7 +9,7 @@ open is decided as by `auto`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from ffedit.editor.checks import in_reach
@@ -64,16 +64,11 @@ def find_layer(
     `asked` is "auto" or "trace"; anything else traces, too. With `show_trace`, the first fact is traced also where no
     trace decides.
     """
-    config, auto = config or EditConfig(), auto_layer(editable, method)
+    config = config or EditConfig()
+    if (found := known_layer(editable, facts, asked, allowed, method, config)) is not None:
+        return replace(found, traces=shown(editable, facts, config.seed, progress)) if show_trace else found
+    auto = auto_layer(editable, method)
     allowed = in_reach(editable, facts, check_method(method), allowed, config.key.fact_token)
-
-    def first_fact() -> TraceSet | None:
-        return shown(editable, facts, config.seed, progress) if show_trace else None
-
-    if len(allowed) == 1:
-        return Found(first_fact(), allowed[0], "only" if asked in ("auto", "trace") else "request", auto)
-    if asked == "auto":
-        return Found(first_fact(), auto.layer, auto.by, auto)
     traces = locate_all(editable, facts, seed=config.seed, progress=progress)
     if (site := site_of(traces, allowed=allowed)) is not None:
         return Found(traces, site, "trace", auto)
@@ -82,12 +77,13 @@ def find_layer(
 
 def known_layer(
     editable: Editable, facts: Sequence[Fact], asked: str, allowed: range, method: str, config: EditConfig
-) -> int | None:
-    """Return the layer that `find_layer` takes without computing anything; None if it takes a trace."""
+) -> Found | None:
+    """Find the layer that `find_layer` takes without computing anything, with no trace; None if it takes a trace."""
+    auto = auto_layer(editable, method)
     allowed = in_reach(editable, facts, check_method(method), allowed, config.key.fact_token)
     if len(allowed) == 1:
-        return allowed[0]
-    return auto_layer(editable, method).layer if asked == "auto" else None
+        return Found(None, allowed[0], "only" if asked in ("auto", "trace") else "request", auto)
+    return Found(None, auto.layer, auto.by, auto) if asked == "auto" else None
 
 
 def shown(editable: Editable, facts: Sequence[Fact], seed: int = 0, progress: Progress = silent) -> TraceSet:
