@@ -19,7 +19,6 @@ from ffedit.errors import EditError
 from ffedit.facts.fact import Fact
 from ffedit.layer_choice.published import AutoLayer, auto_layer
 from ffedit.locator import TraceSet, locate_all, site_of
-from ffedit.locator.cost import layers_within
 from ffedit.locator.result import Tokens
 from ffedit.model.editable import Editable
 from ffedit.progress import Progress, silent
@@ -27,9 +26,6 @@ from ffedit.progress import Progress, silent
 # Tokens and corrupted runs of a trace that is only shown.
 SHOWN_TOKENS: Tokens = "subject_and_last"
 SHOWN_SAMPLES = 2
-# Multiply-accumulates of such a trace: about 40 seconds on two cores at 0.15 TFLOP/s. Of a larger one, layers are left
-# out.
-SHOWN_PRODUCTS = 3 * 10**12
 
 
 @dataclass(frozen=True)
@@ -88,9 +84,7 @@ def known_layer(
 
 def shown(editable: Editable, facts: Sequence[Fact], seed: int = 0, progress: Progress = silent) -> TraceSet:
     """Trace the first fact for display only, at its subject and at the prompt's end, in few runs."""
-    layers = layers_within(editable, facts[0], SHOWN_TOKENS, SHOWN_SAMPLES, SHOWN_PRODUCTS)
-    runs: dict[str, Any] = {"tokens": SHOWN_TOKENS, "samples": SHOWN_SAMPLES, "layers": layers}
-    return locate_all(editable, facts[:1], seed=seed, progress=progress, **runs)
+    return locate_all(editable, facts[:1], seed=seed, progress=progress, tokens=SHOWN_TOKENS, samples=SHOWN_SAMPLES)
 
 
 def spread_below(layer: int, count: int) -> range:

@@ -155,7 +155,7 @@ class Application:
                 self.method,
                 self.config,
                 progress,
-                self._show_trace,  # half a minute on a large model
+                self._show_trace,  # minutes on a large model
             )
             if self.surface.verbose or found.by == "trace":
                 drawn = [] if found.traces is None else [heat_map(found.traces, found.layer)]
