@@ -12,7 +12,7 @@ from ffedit.algebra.key_moments import KeyMoments
 from ffedit.benchmark import folder, settings
 from ffedit.benchmark.editing import edit_in_sequence, edit_single_or_batch
 from ffedit.benchmark.folder import Journal, merge
-from ffedit.benchmark.hardware import hardware, machines_list
+from ffedit.benchmark.hardware import hardware
 from ffedit.benchmark.report import BenchReport, report
 from ffedit.benchmark.settings import Mode
 from ffedit.benchmark.tables import markdown
@@ -131,6 +131,6 @@ def bench(
         figures = report(Journal(path, writes=False), facts, list(configs), plan.sequential, about_run, unusable)
         content = json.dumps(finite(figures.to_dict()), indent=1, ensure_ascii=False)
         group.by_first(lambda: write_text(path / folder.REPORT, f"{content}\n"))
-        text = f"{markdown(figures)}\n{machines_list(machines)}\n"
+        text = "\n".join([markdown(figures), "## Computed on", "", *(f"- {machine}" for machine in machines), ""])
         group.by_first(lambda: write_text(path / folder.TABLES, text))
     return figures

@@ -18,7 +18,6 @@ import ffedit
 from ffedit import Edit, EditError, Fact, FactError
 from ffedit.algebra.low_rank import LowRank
 from ffedit.benchmark import Mode, bench
-from ffedit.benchmark.hardware import machines_list
 from ffedit.benchmark.settings import checkpoints, held_out
 from ffedit.benchmark.tables import markdown, number
 from ffedit.editor.config import EditConfig, KeyConfig
@@ -290,7 +289,7 @@ def test_tables_show_what_was_measured_only(editable: Editable, tmp_path: Path) 
     report = run(editable, tmp_path / "out", "single", facts(3), ["ft"], unusable=unusable)
     text = markdown(report)
     told = (tmp_path / "out" / "report.md").read_text()
-    assert told == f"{text}\n{machines_list(report.run['hardware'])}\n"
+    assert told == f"{text}\n## Computed on\n\n- {report.run['hardware'][0]}\n"
     assert "| before | 3 | 0.000 [0.000, 0.658] |" in text and "- record 7: no subject" in text
     assert "| entropy |" not in text and "portability" not in text  # nothing to measure them on
     assert report.comparisons == () and "Method against method" not in text

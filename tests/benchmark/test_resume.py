@@ -328,7 +328,7 @@ def test_two_processes_find_what_one_finds(tmp_path: Path, monkeypatch: pytest.M
             assert by_first == by_second == [1, 1] * 2, "each chooses its share of the values of each step"
         assert [path.name for path in (tmp_path / mode).glob("results*")] == ["results.jsonl"]
         (machine,) = json.loads((tmp_path / mode / "report.json").read_text())["run"]["hardware"]
-        assert machine["processes"] == 2
+        assert "processes: 2, " in machine
         kept = {(x["method"], x["when"], x["fact"]) for x in lines(tmp_path / mode)}
         assert kept == {(x["method"], x["when"], x["fact"]) for x in lines(tmp_path / "alone" / mode)}
     for folder in (tmp_path / "alone" / "sequential:3" / "edits" / "alphaedit").glob("0*"):
