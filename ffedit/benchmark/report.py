@@ -20,7 +20,7 @@ from ffedit.benchmark.folder import UNEDITED, WHOLE, Journal, Line
 from ffedit.benchmark.task import unpack
 from ffedit.errors import EditError
 from ffedit.evaluator import METRICS, FactScores, LeftOut, Scores, headline_scores, left_out, mean_scores
-from ffedit.evaluator.intervals import changes, interval, intervals
+from ffedit.evaluator.intervals import changes, intervals
 from ffedit.evaluator.scores import columns, mean_kinds, subjects
 from ffedit.facts.fact import Fact, show
 from ffedit.facts.text import counted
@@ -212,8 +212,9 @@ class Results:
 def _row(name: str, facts: Sequence[FactScores], of_model: Mapping[str, Sequence[float]]) -> Row:
     """Average the scores over facts, each of which occurs once, and the scores `of_model` over edits."""
     means = {score: fmean(values) for score, values in of_model.items() if values}
-    bounds = {score: bound for score, values in of_model.items() if (bound := interval(values, share=False))}
-    bounds = {**intervals(columns(facts), subjects=subjects(facts)), **bounds}
+    bounds = intervals(columns(facts), subjects=subjects(facts))
+    for score, values in of_model.items():
+        bounds |= intervals({score: values})
     return Row(name, len(facts), mean_scores((fact.scores for fact in facts), **means), bounds, mean_kinds(facts))
 
 
