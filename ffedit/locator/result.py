@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, get_args
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
 
@@ -19,10 +19,7 @@ from ffedit.algebra.bootstrap import LEVELS, Interval, mean_draws, percentile_in
 from ffedit.errors import FactError
 from ffedit.facts.text import counted, number
 from ffedit.files.atomic import write_file
-from ffedit.notebook import Averaged, Plotted, data_frame
-
-if TYPE_CHECKING:
-    from pandas import DataFrame
+from ffedit.notebook import Averaged, Plotted
 
 Part: TypeAlias = Literal["feed_forward", "attention"]
 Kind: TypeAlias = Literal["state", "feed_forward", "attention"]
@@ -135,25 +132,6 @@ class Trace(Plotted):
             raise FactError("the effects of this trace were estimated, not measured; trace the fact again")
         arrays = {name: np.asarray(values[name], float) for name in ("effects", "errors", "alone")}
         return cls(**{**values, **arrays, "tokens": tuple(values["tokens"]), "subject": tuple(values["subject"])})
-
-    def to_frame(self) -> DataFrame:
-        """Return a pandas data frame of the effects: a row for each layer and token.
-
-        Raises:
-            FFEditError: pandas is not installed.
-        """
-        return data_frame(
-            {
-                "layer": layer,
-                "position": position,
-                "token": token,
-                "subject": position in range(*self.subject),
-                "effect": self.effects[layer, position],
-                "error": self.errors[layer, position],
-            }
-            for layer in range(len(self.effects))
-            for position, token in enumerate(self.tokens)
-        )
 
     def save(self, path: str | Path) -> None:
         """Write the numbers as `.npz`; the array `axes` names the axes of `effects` and `errors`."""
