@@ -16,7 +16,7 @@ from ffedit.benchmark.hardware import hardware
 from ffedit.benchmark.report import BenchReport, report
 from ffedit.benchmark.settings import Mode
 from ffedit.benchmark.tables import markdown
-from ffedit.benchmark.task import LiveScores, Task
+from ffedit.benchmark.task import Task
 from ffedit.editor.config import EditConfig
 from ffedit.editor.methods import config_from_dict
 from ffedit.editor.names import MethodName
@@ -71,7 +71,7 @@ def bench(
         text: a text file for drift and perplexity; None for text that the model samples.
         full: also measure the slowest scores (`Evaluation`).
         process_group: the processes that share the work; all of them call this with the same arguments.
-        progress: callback for the progress, with the mean scores so far.
+        progress: callback for the progress, by method.
         unusable: records of the data set that could not be made into facts, for the report: `record` and `reason`.
         force: replace the results of another run.
 
@@ -121,7 +121,7 @@ def bench(
             folder=path,
             journal=journal,
             process_group=group,
-            live_scores=LiveScores(progress, len(group.share(facts)) if single else len(facts), journal),
+            total=len(group.share(facts) if single else facts),
             progress=progress,
         )
         (edit_in_sequence if plan.sequential else edit_single_or_batch)(task)
