@@ -1,4 +1,4 @@
-"""Results in a notebook: as HTML, as a figure, as a data frame.
+"""Results in a notebook: as HTML, as a figure.
 
 The core declares what can be displayed and `ffedit.display.notebook` draws it, so that the core imports neither rich
 nor matplotlib, nor any package above it. The root package connects the two (`drawing`).
@@ -6,14 +6,11 @@ nor matplotlib, nor any package above it. The root package connects the two (`dr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
-
-from ffedit.errors import FFEditError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-    from pandas import DataFrame
 
 
 def _undrawn() -> Any:
@@ -56,12 +53,3 @@ class Averaged(Displayed):
         """
         figure: Figure = drawing().lines([self, *beside])
         return figure
-
-
-def data_frame(rows: Iterable[Mapping[str, Any]]) -> DataFrame:
-    """Return a pandas data frame of `rows`; FFEditError where pandas is not installed."""
-    try:
-        from pandas import DataFrame
-    except ImportError as error:
-        raise FFEditError('data frames need pandas; install it with: pip install "ffedit[frames]"') from error
-    return DataFrame(list(rows))

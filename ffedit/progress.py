@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeAlias
 
-# (stage, optionally followed by a colon and figures so far; steps done; steps in total)
+# (stage, steps done, steps in total)
 Progress: TypeAlias = Callable[[str, int, int], None]
 
 

@@ -19,7 +19,7 @@ from ffedit import Editable, Fact
 from ffedit.algebra import bootstrap
 from ffedit.editor.edit import restored
 from ffedit.evaluator import Evaluation, Scores
-from ffedit.evaluator.intervals import interval as shares, paired
+from ffedit.evaluator.intervals import changes, intervals
 from ffedit.files.resuming import Journal
 
 # Shares per fact: by what greedy generation says, of which the harmonic mean is (of their means), and, as published, by
@@ -146,8 +146,8 @@ def interval(columns: Columns, name: str, against: Columns | None = None) -> boo
         return None
     if name in RATES:
         if against is None:
-            return shares(columns[name], share=True, subjects=subjects)
-        return paired(against[name], columns[name], subjects)
+            return intervals({name: columns[name]}, subjects=subjects).get(name)
+        return changes({name: against[name]}, {name: columns[name]}, subjects).get(name)
     drawn = bootstrap.draws(count, SEED, DRAWS, bootstrap.clusters_of(subjects))
     once, weights = np.ones((1, count)), np.concatenate(list(drawn))
 

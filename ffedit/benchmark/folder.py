@@ -48,16 +48,8 @@ LINE: Form = {
 OF_FACT: Form = {"scores!": OBJECT, "says!": TEXT}
 OF_MODEL: Form = {"norm_ratio!": Maybe(NUMBER)}
 OF_EDIT: Form = {**OF_MODEL, "seconds!": OBJECT}
-MACHINE: Form = {
-    **{"platform!": TEXT, "processor!": TEXT, "cores!": Maybe(INTEGER), "cpus!": Maybe(INTEGER)},
-    **{"memory_gib!": INTEGER, "accelerators!": [{"name!": TEXT, "memory_gib!": Maybe(INTEGER)}]},
-    **{"device!": TEXT, "processes!": INTEGER, "threads!": INTEGER},
-}
-RUN: Form = {
-    "run!": {"config": {EVERY: OBJECT}, "layers": [INTEGER]},
-    "versions!": {EVERY: TEXT},
-    "hardware!": [MACHINE],
-}
+VERSIONS: Form = {"versions!": {EVERY: TEXT}}
+RUN: Form = {"run!": {"config": {EVERY: OBJECT}, "layers": [INTEGER]}, "hardware!": [TEXT]}
 
 
 @dataclass(frozen=True)
@@ -170,7 +162,7 @@ def needed() -> Iterator[None]:
         raise OSError(str(error)) from error
 
 
-def earlier(folder: Path, run: Mapping[str, Any], force: bool) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def earlier(folder: Path, run: Mapping[str, Any], force: bool) -> tuple[dict[str, Any], list[str]]:
     """Read the settings and the machines from the manifest of a claimed folder; both empty where it has no results.
 
     `run` holds the settings known so far of the run that is to continue there; with `force`, results are deleted.
@@ -196,12 +188,12 @@ def earlier(folder: Path, run: Mapping[str, Any], force: bool) -> tuple[dict[str
         return {}, []
     try:
         manifest = json.loads(path.read_text(encoding="utf-8"))
-        check_form(manifest, RUN)
-        there, made_by = dict(manifest["run"]), dict(manifest["versions"])
-        machines = [dict(machine) for machine in manifest["hardware"]]
+        check_form(manifest, VERSIONS)
+        _refuse_difference(folder, "other versions", _released(manifest["versions"]), _released(versions()))
+        check_form(manifest, RUN)  # of this version
+        there, machines = dict(manifest["run"]), list(manifest["hardware"])
     except (OSError, ValueError, RecursionError) as error:
         raise EditError(f"{path}: not a manifest of `ffedit bench`; {WAYS_OUT}") from error
-    _refuse_difference(folder, "other versions", _released(made_by), _released(versions()))
     _refuse_difference(folder, "another run", there, run)
     try:
         there = unsealed(there)
@@ -215,7 +207,7 @@ def write_manifest(
     folder: Path,
     there: Mapping[str, Any],
     run: Mapping[str, Any],
-    machines: Sequence[Mapping[str, Any]],
+    machines: Sequence[str],
     unusable: Sequence[Mapping[str, Any]],
 ) -> None:
     """Write the manifest of `run` into a claimed folder, at every start: methods or a machine may have been added.

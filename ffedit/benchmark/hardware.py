@@ -5,45 +5,20 @@ No decision depends on the record. A run may continue on another machine: its ma
 
 from __future__ import annotations
 
-import os
 import platform
-from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 import psutil
 import torch
 
 
-def hardware(device: torch.device, processes: int) -> dict[str, Any]:
-    """Describe this machine as plain JSON, with the model's device; what the platform does not report is None."""
-    return {
-        "platform": platform.platform(),
-        "processor": _processor(),
-        "cores": psutil.cpu_count(logical=False),
-        "cpus": os.cpu_count(),
-        "memory_gib": _gib(psutil.virtual_memory().total),
-        "accelerators": _accelerators(),
-        "device": device.type,
-        "processes": processes,
-        "threads": torch.get_num_threads(),
-        "torch": torch.__version__,  # with the build
-    }
-
-
-def machines_list(machines: Iterable[Mapping[str, Any]]) -> str:
-    """Render the machines of a run as a section of `report.md`."""
-    return "\n".join(["## Computed on", "", *(f"- {in_words(machine)}" for machine in machines)])
-
-
-def in_words(machine: Mapping[str, Any]) -> str:
-    """Describe a machine on one line, with its physical cores, or its logical ones where those are not known."""
-    words = [f"{machine['processor']}, {machine['cores'] or machine['cpus']} cores, {machine['memory_gib']} GiB"]
-    for device in machine["accelerators"]:
-        words.append(device["name"] + (f", {device['memory_gib']} GiB" if device["memory_gib"] else ""))
-    words.append(f"the model on {machine['device']}")
-    words.append(f"processes: {machine['processes']}, threads of each: {machine['threads']}")
-    return "; ".join([*words, machine["platform"]])
+def hardware(device: torch.device, processes: int) -> str:
+    """Describe this machine on one line, with the model's device; what the platform does not report is left out."""
+    cores = psutil.cpu_count(logical=False) or psutil.cpu_count()
+    words = [f"{_processor()}, {cores} cores, {_gib(psutil.virtual_memory().total)}", *_accelerators()]
+    words.append(f"the model on {device.type}")
+    words.append(f"processes: {processes}, threads of each: {torch.get_num_threads()}")
+    return "; ".join([*words, f"torch {torch.__version__}", platform.platform()])
 
 
 def _processor() -> str:
@@ -56,19 +31,18 @@ def _processor() -> str:
     return next(named, "") or platform.processor() or platform.machine()
 
 
-def _accelerators() -> list[dict[str, Any]]:
-    """List the name and memory of each accelerator that torch finds."""
+def _accelerators() -> list[str]:
+    """Return the name and memory of each accelerator that torch finds."""
     kind = torch.accelerator.current_accelerator(check_available=True)
     if kind is None:
         return []
     properties = getattr(torch.get_device_module(kind), "get_device_properties", lambda i: None)  # Apple's has none
-    devices = []
+    found = []
     for device in map(properties, range(torch.accelerator.device_count())):
         memory = getattr(device, "total_memory", None)
-        size = None if memory is None else _gib(memory)
-        devices.append({"name": getattr(device, "name", kind.type), "memory_gib": size})
-    return devices
+        found.append(getattr(device, "name", kind.type) + ("" if memory is None else f", {_gib(memory)}"))
+    return found
 
 
-def _gib(size: int) -> int:
-    return round(size / 2**30)
+def _gib(size: int) -> str:
+    return f"{round(size / 2**30)} GiB"

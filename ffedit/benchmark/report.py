@@ -1,4 +1,4 @@
-"""Compute the figures of a run from its journal: means over facts, intervals, differences, retention, failures.
+"""Compute the figures of a run from its journal: means over facts, intervals, differences, failures.
 
 Everything is computed from the journal alone, in an order that does not depend on when a line was written: a run that
 was interrupted, or shared by several processes, gives the same report as one that was not.
@@ -6,12 +6,11 @@ was interrupted, or shared by several processes, gives the same report as one th
 
 from __future__ import annotations
 
-import math
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
-from itertools import accumulate, combinations
+from dataclasses import dataclass, fields, is_dataclass
+from itertools import combinations
 from statistics import fmean
 from typing import Any
 
@@ -20,13 +19,11 @@ from ffedit.benchmark.folder import UNEDITED, WHOLE, Journal, Line
 from ffedit.benchmark.task import unpack
 from ffedit.errors import EditError
 from ffedit.evaluator import METRICS, FactScores, LeftOut, Scores, headline_scores, left_out, mean_scores
-from ffedit.evaluator.intervals import changes, interval, intervals
+from ffedit.evaluator.intervals import changes, intervals
 from ffedit.evaluator.scores import columns, mean_kinds, subjects
 from ffedit.facts.fact import Fact, show
 from ffedit.facts.text import counted
 from ffedit.notebook import Displayed
-
-BINS = 10
 
 
 @dataclass(frozen=True)
@@ -73,7 +70,6 @@ class MethodReport:
     known: tuple[Row, Row] | None
     change: Change  # the end against before
     curve: tuple[Row, ...]  # sequential only: all facts edited so far, one row per checkpoint, named by their number
-    retention: tuple[Row, ...]  # sequential only: facts by how many were edited after them
     failed: int  # number of facts that could not be written
     not_finite: int  # number of facts not measured because the edit or the edited model's output is NaN or infinite
     norm_ratio: float | None  # ‖W − W₀‖ / ‖W₀‖, mean over edits; of a sequence, at its end
@@ -183,44 +179,14 @@ class Results:
         moments = [when for of, when in self._models if of == method and when != "after"]
         return dict(sorted((len({line.fact for line in self.lines(method, when)}), when) for when in moments))
 
-    def retention(self, method: str) -> tuple[Row, ...]:
-        """Group facts by how many were edited after them, in ten ranges; range 0 is right after their own edit.
-
-        A fact measured at several checkpoints in one range counts once, with its mean over them.
-        """
-        computed = {line.chunk for line in self.models(method, "after") if "error" not in line.measured}
-        written = [line for line in self.lines(method, "after") if line.chunk in computed]
-        sizes = Counter(line.chunk for line in written)
-        ends = dict(zip(sizes, accumulate(sizes.values()), strict=True))
-        edited = {line.fact: ends[line.chunk] for line in written}
-        width = max(1, math.ceil(len(written) / BINS))
-        if (
-            unwritten := {fact for when in self.curve(method).values() for fact in self.scores(method, when)}
-            - edited.keys()
-        ):
-            raise EditError(f"the results of {method} measure fact {min(unwritten)}, but no edit that wrote it")
-        by_age: dict[int, dict[int, list[FactScores]]] = defaultdict(lambda: defaultdict(list))
-        by_age[0] = {fact: [scores] for fact, scores in self.scores(method, "after").items()}
-        for so_far, when in self.curve(method).items():
-            for fact, scores in self.scores(method, when).items():
-                if so_far > edited[fact]:
-                    by_age[math.ceil((so_far - edited[fact]) / width)][fact].append(scores)
-        names = {i: str(i) if width == 1 or not i else f"{(i - 1) * width + 1} to {i * width}" for i in by_age}
-        return tuple(_row(names[i], [_mean(by_age[i][fact]) for fact in sorted(by_age[i])], {}) for i in sorted(by_age))
-
 
 def _row(name: str, facts: Sequence[FactScores], of_model: Mapping[str, Sequence[float]]) -> Row:
     """Average the scores over facts, each of which occurs once, and the scores `of_model` over edits."""
     means = {score: fmean(values) for score, values in of_model.items() if values}
-    bounds = {score: bound for score, values in of_model.items() if (bound := interval(values, share=False))}
-    bounds = {**intervals(columns(facts), subjects=subjects(facts)), **bounds}
+    bounds = intervals(columns(facts), subjects=subjects(facts))
+    for score, values in of_model.items():
+        bounds |= intervals({score: values})
     return Row(name, len(facts), mean_scores((fact.scores for fact in facts), **means), bounds, mean_kinds(facts))
-
-
-def _mean(checkpoints: Sequence[FactScores]) -> FactScores:
-    """Average one fact's scores over several checkpoints."""
-    scores = mean_scores(measured.scores for measured in checkpoints)
-    return replace(checkpoints[-1], scores=scores, kinds=mean_kinds(checkpoints))
 
 
 def change(names: tuple[str, str], first: Mapping[int, FactScores], second: Mapping[int, FactScores]) -> Change:
@@ -267,7 +233,6 @@ def _method(results: Results, method: str, last: str, sequential: bool) -> Metho
         known=known if knew else None,
         change=change(("before", method), results.before, results.scores(method, last)),
         curve=tuple(results.row(str(n), method, when) for n, when in results.curve(method).items()),
-        retention=results.retention(method) if sequential else (),
         failed=sum("error" in line.measured and line.measured.get("finite") is not False for line in written),
         not_finite=sum(line.measured.get("finite") is False for line in written),
         norm_ratio=(ratios[-1] if sequential else fmean(ratios)) if ratios else None,

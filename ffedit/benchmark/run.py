@@ -12,14 +12,16 @@ from ffedit.algebra.key_moments import KeyMoments
 from ffedit.benchmark import folder, settings
 from ffedit.benchmark.editing import edit_in_sequence, edit_single_or_batch
 from ffedit.benchmark.folder import Journal, merge
-from ffedit.benchmark.hardware import hardware, machines_list
+from ffedit.benchmark.hardware import hardware
 from ffedit.benchmark.report import BenchReport, report
 from ffedit.benchmark.settings import Mode
 from ffedit.benchmark.tables import markdown
-from ffedit.benchmark.task import LiveScores, Task
+from ffedit.benchmark.task import Task
+from ffedit.editor.checks import in_reach
 from ffedit.editor.config import EditConfig
-from ffedit.editor.methods import config_from_dict
+from ffedit.editor.methods import METHODS, config_from_dict
 from ffedit.editor.names import MethodName
+from ffedit.errors import FactError
 from ffedit.evaluator import GenericText, reference_weights
 from ffedit.facts.fact import FactLike, as_facts
 from ffedit.files.atomic import finite, write_text
@@ -71,7 +73,7 @@ def bench(
         text: a text file for drift and perplexity; None for text that the model samples.
         full: also measure the slowest scores (`Evaluation`).
         process_group: the processes that share the work; all of them call this with the same arguments.
-        progress: callback for the progress, with the mean scores so far.
+        progress: callback for the progress, by method.
         unusable: records of the data set that could not be made into facts, for the report: `record` and `reason`.
         force: replace the results of another run.
 
@@ -88,8 +90,12 @@ def bench(
     configs = settings.configured([methods] if isinstance(methods, str) else list(methods), config)
     settings.check_facts(facts)
     configs = {name: settings.held_out(numbers, facts) for name, numbers in configs.items()}
-    if layers:
-        settings.check_reach(editable, facts, layers, configs)
+    for name, numbers in configs.items() if layers else ():  # `write` checks every fact
+        top = max(layers or ())
+        try:
+            in_reach(editable, facts[:1], METHODS[name], range(top, top + 1), numbers.key.fact_token)
+        except FactError:  # of a fact that does not fit the model; the report names it
+            continue
     generic_text = None if text is None else Path(text)
     with ExitStack() as stack:
         group.by_first(lambda: stack.enter_context(claimed(path)))
@@ -121,7 +127,7 @@ def bench(
             folder=path,
             journal=journal,
             process_group=group,
-            live_scores=LiveScores(progress, len(group.share(facts)) if single else len(facts), journal),
+            total=len(group.share(facts) if single else facts),
             progress=progress,
         )
         (edit_in_sequence if plan.sequential else edit_single_or_batch)(task)
@@ -131,6 +137,6 @@ def bench(
         figures = report(Journal(path, writes=False), facts, list(configs), plan.sequential, about_run, unusable)
         content = json.dumps(finite(figures.to_dict()), indent=1, ensure_ascii=False)
         group.by_first(lambda: write_text(path / folder.REPORT, f"{content}\n"))
-        text = f"{markdown(figures)}\n{machines_list(machines)}\n"
+        text = "\n".join([markdown(figures), "## Computed on", "", *(f"- {machine}" for machine in machines), ""])
         group.by_first(lambda: write_text(path / folder.TABLES, text))
     return figures

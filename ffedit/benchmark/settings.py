@@ -17,12 +17,11 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, product
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 from ffedit.algebra.key_moments import KeyMoments
-from ffedit.editor.checks import in_reach
 from ffedit.editor.config import EditConfig
 from ffedit.editor.methods import METHODS, check_method, preset
 from ffedit.editor.statistics import moments_for
@@ -127,23 +126,6 @@ def check_facts(facts: Sequence[Fact]) -> None:
     for number, count in Counter(fact.case_id for fact in facts if fact.case_id is not None).items():
         if count > 1:
             raise FactError(f"{count} facts have the case_id {number!r}; give each its own, or none")
-
-
-def check_reach(
-    editable: Editable, facts: Sequence[Fact], layers: Sequence[int], configs: Mapping[str, EditConfig]
-) -> None:
-    """Check that what each method writes at the highest of `layers` reaches the answers (`editor.in_reach`).
-
-    A fact that does not fit the model is left to the run, which names it in its report.
-
-    Raises:
-        EditError: it does not.
-    """
-    for (name, config), fact in product(configs.items(), facts):
-        try:
-            in_reach(editable, [fact], METHODS[name], range(max(layers), max(layers) + 1), config.key.fact_token)
-        except FactError:
-            continue
 
 
 def identity(editable: Editable, facts: Sequence[Fact], mode: Mode, text: Path | None, full: bool) -> dict[str, Any]:

@@ -85,10 +85,7 @@ def tables(report: BenchReport) -> list[Table]:
         *_changes("Method against method, paired (second − first)", report.comparisons),
     ]
     for name, method in report.methods.items():
-        all_tables += [
-            _scores(f"{name}: all facts edited so far", method.curve, SHORT, "edited"),
-            _scores(f"{name}: facts by how many were edited after them", method.retention, SHORT, "later edits"),
-        ]
+        all_tables.append(_scores(f"{name}: all facts edited so far", method.curve, SHORT, "edited"))
     return [table for table in (*all_tables, _costs(report)) if table is not None]
 
 

@@ -6,7 +6,6 @@ of scores; it is counted and listed in the report, and the run continues.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -26,9 +25,6 @@ from ffedit.model.editable import Editable
 from ffedit.model.memory import Address
 from ffedit.progress import Progress
 
-# Scores whose means so far stand beside the progress bar.
-SHOWN = ("efficacy", "paraphrase", "specificity")
-
 
 @dataclass(frozen=True, eq=False)
 class Task:
@@ -47,8 +43,8 @@ class Task:
     folder: Path
     journal: Journal
     process_group: ProcessGroup  # the processes that measure each group together
-    live_scores: LiveScores
-    progress: Progress  # callback for the progress of a single edit
+    total: int  # number of facts that this process measures by each method
+    progress: Progress  # callback for the progress of the run, and of a single edit
 
     def layers_of(self, method: str) -> Sequence[int]:
         """Return the layers that a method writes to."""
@@ -57,41 +53,17 @@ class Task:
     def record(
         self, method: str, when: str, chunk: int, facts: Mapping[int, Mapping[str, Any]], model: Mapping[str, Any]
     ) -> None:
-        """Write a group of lines to the results and report the scores so far; for the arguments see `Line`."""
+        """Write a group of lines to the results and report how many facts are done; for the arguments see `Line`."""
         lines = [Line(method, when, chunk, i, measured) for i, measured in facts.items()]
         self.journal.add([*lines, Line(method, when, chunk, WHOLE, model)])
         if when == "after":
-            self.live_scores.add(method, [self.journal.lines[line.key].measured for line in lines])
+            keys = [key for key in self.journal.lines if key[:2] == (method, when) and key[3] != WHOLE]
+            self.progress(method, sum(self.journal.done(*key[:3]) for key in keys), self.total)
 
     def record_failure(self, facts: Sequence[int], method: str, chunk: int, error: FFEditError) -> None:
         """Record for each fact of an edit that could not be made the reason why."""
         reason = {"error": str(error), **({"finite": False} if isinstance(error, ModelError) else {})}
         self.record(method, "after", chunk, dict.fromkeys(facts, reason), reason)
-
-
-class LiveScores:
-    """Means over the facts scored right after their own edit so far, reported with the number of facts of `total`."""
-
-    def __init__(self, progress: Progress, total: int, journal: Journal) -> None:
-        self._progress, self._total = progress, total
-        self._facts: Counter[str] = Counter()
-        self._sums: dict[tuple[str, str], tuple[float, int]] = {}
-        for line in journal.lines.values():
-            # The facts of an incomplete group are measured and reported again.
-            if line.when == "after" and line.fact != WHOLE and journal.done(line.method, line.when, line.chunk):
-                self.add(line.method, [line.measured])
-
-    def add(self, method: str, measured: Sequence[Mapping[str, Any]]) -> None:
-        """Add facts of a method, with scores or without, and report the means."""
-        self._facts[method] += len(measured)
-        words = [f"{method}:"]
-        for name in SHOWN:
-            total, count = self._sums.get((method, name), (0.0, 0))
-            values = [value for fact in measured if (value := fact.get("scores", {}).get(name)) is not None]
-            total, count = self._sums[method, name] = total + sum(values), count + len(values)
-            if count:
-                words.append(f"{name} {total / count:.2f}")
-        self._progress(" ".join(words), self._facts[method], self._total)
 
 
 class Scorer:

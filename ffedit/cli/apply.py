@@ -44,7 +44,7 @@ from ffedit.editor.names import method_names
 @click.option("--force", is_flag=True, help="Replace existing folders, and save an edit even if it did not take.")
 @click.option("--plot", type=options.FILE, help="Draw the trace, or the average of several, as PNG, SVG or PDF.")
 @options.REQUIRE
-@click.option("--dry-run", is_flag=True, help="Show the steps and how long they take, and edit nothing.")
+@click.option("--dry-run", is_flag=True, help="Show the facts as they are read and the steps, and edit nothing.")
 @click.option("--strict", is_flag=True, help="Refuse an edit that breaks a guardrail; the default is to warn.")
 @options.html_option
 def apply(solving: options.Solving, surface: Surface, html: Path | None, **given: Any) -> None:

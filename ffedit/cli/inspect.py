@@ -56,7 +56,6 @@ def memory(**given: Any) -> None:
     metavar="L.I=FACTOR",
     help="Scale a memory: 0 suppresses it, 3 amplifies it.",
 )
-@click.option("--promote", metavar="TOKEN", help="Show the memories to scale so that the answer is TOKEN.")
 @click.option("--top", default=3, type=options.COUNT, help="Number of memories of each layer to show.")
 @options.asking_options
 @options.html_option

@@ -2,7 +2,6 @@ from . import formulas as formulas
 from .drift import GenericText as GenericText
 from .evaluate import Evaluation as Evaluation, reference_weights as reference_weights
 from .explain import Explanation as Explanation, WrongAnswer as WrongAnswer
-from .intervals import interval as interval, paired as paired
 from .metrics import METRICS as METRICS, Metric as Metric, Responses as Responses, metric as metric
 from .prompts import Questions as Questions, questions as questions
 from .report import Report as Report

@@ -38,39 +38,6 @@ SEED, DRAWS = 0, 2000
 Columns: TypeAlias = Mapping[str, Sequence[float | None]]
 
 
-def interval(
-    values: Sequence[float | None], share: bool | None = None, subjects: Sequence[str] | None = None
-) -> Interval | None:
-    """Return the interval of the mean over the measured facts; None where fewer than two were measured.
-
-    `values` has one per fact, None where there was nothing to measure, and `subjects` its subject. Values are shares,
-    0 to 1, or not (`share`); None: they are taken for shares if all are 0 or 1.
-    """
-    shares = all(value in (None, 0, 1) for value in values) if share is None else share
-    return _interval(values, (0.0, 1.0) if shares else None, subjects)
-
-
-def paired(
-    before: Sequence[float | None], after: Sequence[float | None], subjects: Sequence[str] | None = None
-) -> Interval | None:
-    """Return the interval of the mean of after − before over facts where both were measured; None for fewer than two.
-
-    Where all values lie between 0 and 1 they are taken for shares. Both sides, and `subjects`, must be of the same
-    facts.
-    """
-    shares = all(value is None or 0 <= value <= 1 for value in (*before, *after))
-    return _interval(_differences(before, after), (-1.0, 1.0) if shares else None, subjects)
-
-
-def _interval(
-    values: Sequence[float | None], bounds: tuple[float, float] | None, subjects: Sequence[str] | None
-) -> Interval | None:
-    if (array := _array(values)) is None:
-        return None
-    clusters = _clusters(subjects)
-    return mean_interval(array, mean_draws(array[:, None], SEED, DRAWS, clusters)[:, 0], bounds, clusters)
-
-
 def intervals(
     columns: Columns, bounds: tuple[float, float] = (0.0, 1.0), subjects: Sequence[str] | None = None
 ) -> dict[str, Interval]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import compress
-from typing import TYPE_CHECKING
 
 from ffedit.algebra.bootstrap import Interval
 from ffedit.evaluator import intervals
@@ -21,10 +20,7 @@ from ffedit.evaluator.scores import (
 )
 from ffedit.evaluator.verdict import Verdict, judge
 from ffedit.facts.text import counted, number
-from ffedit.notebook import Displayed, data_frame
-
-if TYPE_CHECKING:
-    from pandas import DataFrame
+from ffedit.notebook import Displayed
 
 
 @dataclass(frozen=True)
@@ -46,21 +42,6 @@ class Report(Displayed):
                 shown = " → ".join("not measured" if value is None else number(value) for value in values)
                 lines.append(f"{name:<14}  {shown}")
         return "\n  ".join(lines)
-
-    def to_frame(self) -> DataFrame:
-        """Return a pandas data frame: a row for each fact and side ("before", "after"), a column for each score.
-
-        Raises:
-            FFEditError: pandas is not installed.
-        """
-        sides = {"before": self.facts_before, "after": self.facts_after or ()}
-        about = ("subject", "prompt", "target", "previous")
-        frame = data_frame(
-            {name: getattr(fact.fact, name) for name in about} | {"side": side, "says": fact.says} | vars(fact.scores)
-            for side, facts in sides.items()
-            for fact in facts
-        )
-        return frame.dropna(axis="columns", how="all")
 
     @cached_property
     def verdict(self) -> Verdict:

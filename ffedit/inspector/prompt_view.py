@@ -23,14 +23,13 @@ import torch
 from torch import Tensor
 
 from ffedit.errors import EditError, FactError
-from ffedit.inspector.scaling import Promotion, check_scalings, next_log_probs, promote, scaled_memories, token_after
+from ffedit.inspector.scaling import check_scalings, next_log_probs, scaled_memories
 from ffedit.inspector.views import Distribution, MemoryIndex, TokenProbability, View, log_probabilities, rank
 from ffedit.model.editable import Editable, Seen, check_model
 from ffedit.model.feed_forward import FeedForward
 from ffedit.model.memory import Address
 from ffedit.model.tokenization import decode
 from ffedit.notebook import Displayed
-from ffedit.progress import Progress, silent
 
 
 @dataclass(frozen=True)
@@ -89,7 +88,6 @@ class PromptView(View, Displayed):
     appears: int  # the first layer after which the stream's top token is the prediction
     settles: int  # the first layer from which on it is so after every layer
     norm: str | None  # path of the final norm; None where the model has none
-    promotion: Promotion | None  # memories to scale for the token `promoted`; None without one
 
     def __repr__(self) -> str:
         return (
@@ -98,15 +96,12 @@ class PromptView(View, Displayed):
         )
 
 
-@torch.inference_mode(False)  # `promoted` needs gradients, which the caller may have turned off
 def inspect_prompt(
     editable: Editable,
     prompt: str,
     *,
     scaled: Mapping[MemoryIndex, float] | Mapping[str, float] | None = None,
-    promoted: str | None = None,
     top: int = 5,
-    progress: Progress = silent,
 ) -> PromptView:
     """Inspect the active memories at a prompt's last token, and the prediction after each layer.
 
@@ -114,12 +109,10 @@ def inspect_prompt(
         editable: the model.
         prompt: the text.
         scaled: factors of coefficients by memory (`MemoryIndex`, or "L.I"): 0 suppresses, 3 amplifies.
-        promoted: a token T; the memories to scale so that the model predicts it are ranked.
-        top: number of memories of a layer, and of tokens of a distribution; of memories to scale, twice as many.
-        progress: progress callback.
+        top: number of memories of a layer, and of tokens of a distribution.
 
     Raises:
-        EditError: the prompt is empty, a memory does not exist, `promoted` is not one token, or the model overflows.
+        EditError: the prompt is empty, a memory does not exist, or the model overflows.
         FactError: the prompt is too long, or no text.
     """
     check_model(editable)
@@ -129,7 +122,6 @@ def inspect_prompt(
         raise EditError("the prompt is empty; give some words")
     turns = check_scalings(editable.memories, scaled or {})
     ids = torch.tensor([editable.encode(prompt, max_tokens=editable.max_tokens).ids])
-    target = None if promoted is None else token_after(editable, prompt, promoted)
     tokenizer = editable.tokenizer
     untouched = Distribution.of(tokenizer, next_log_probs(editable, ids), top) if turns else None
     with scaled_memories(editable.memories, turns):
@@ -152,7 +144,6 @@ def inspect_prompt(
         appears=says.index(True),
         settles=len(says) - [*says[::-1], False].index(False),
         norm=editable.norm or None,
-        promotion=None if target is None else promote(editable, ids, target, turns, 2 * top, progress),
     )
 
 

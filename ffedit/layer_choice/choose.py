@@ -9,7 +9,7 @@ open is decided as by `auto`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from ffedit.editor.checks import in_reach
@@ -19,7 +19,6 @@ from ffedit.errors import EditError
 from ffedit.facts.fact import Fact
 from ffedit.layer_choice.published import AutoLayer, auto_layer
 from ffedit.locator import TraceSet, locate_all, site_of
-from ffedit.locator.cost import layers_within
 from ffedit.locator.result import Tokens
 from ffedit.model.editable import Editable
 from ffedit.progress import Progress, silent
@@ -27,9 +26,6 @@ from ffedit.progress import Progress, silent
 # Tokens and corrupted runs of a trace that is only shown.
 SHOWN_TOKENS: Tokens = "subject_and_last"
 SHOWN_SAMPLES = 2
-# Multiply-accumulates of such a trace: about 40 seconds on two cores at 0.15 TFLOP/s. Of a larger one, layers are left
-# out.
-SHOWN_PRODUCTS = 3 * 10**12
 
 
 @dataclass(frozen=True)
@@ -64,16 +60,11 @@ def find_layer(
     `asked` is "auto" or "trace"; anything else traces, too. With `show_trace`, the first fact is traced also where no
     trace decides.
     """
-    config, auto = config or EditConfig(), auto_layer(editable, method)
+    config = config or EditConfig()
+    if (found := known_layer(editable, facts, asked, allowed, method, config)) is not None:
+        return replace(found, traces=shown(editable, facts, config.seed, progress)) if show_trace else found
+    auto = auto_layer(editable, method)
     allowed = in_reach(editable, facts, check_method(method), allowed, config.key.fact_token)
-
-    def first_fact() -> TraceSet | None:
-        return shown(editable, facts, config.seed, progress) if show_trace else None
-
-    if len(allowed) == 1:
-        return Found(first_fact(), allowed[0], "only" if asked in ("auto", "trace") else "request", auto)
-    if asked == "auto":
-        return Found(first_fact(), auto.layer, auto.by, auto)
     traces = locate_all(editable, facts, seed=config.seed, progress=progress)
     if (site := site_of(traces, allowed=allowed)) is not None:
         return Found(traces, site, "trace", auto)
@@ -82,19 +73,18 @@ def find_layer(
 
 def known_layer(
     editable: Editable, facts: Sequence[Fact], asked: str, allowed: range, method: str, config: EditConfig
-) -> int | None:
-    """Return the layer that `find_layer` takes without computing anything; None if it takes a trace."""
+) -> Found | None:
+    """Find the layer that `find_layer` takes without computing anything, with no trace; None if it takes a trace."""
+    auto = auto_layer(editable, method)
     allowed = in_reach(editable, facts, check_method(method), allowed, config.key.fact_token)
     if len(allowed) == 1:
-        return allowed[0]
-    return auto_layer(editable, method).layer if asked == "auto" else None
+        return Found(None, allowed[0], "only" if asked in ("auto", "trace") else "request", auto)
+    return Found(None, auto.layer, auto.by, auto) if asked == "auto" else None
 
 
 def shown(editable: Editable, facts: Sequence[Fact], seed: int = 0, progress: Progress = silent) -> TraceSet:
     """Trace the first fact for display only, at its subject and at the prompt's end, in few runs."""
-    layers = layers_within(editable, facts[0], SHOWN_TOKENS, SHOWN_SAMPLES, SHOWN_PRODUCTS)
-    runs: dict[str, Any] = {"tokens": SHOWN_TOKENS, "samples": SHOWN_SAMPLES, "layers": layers}
-    return locate_all(editable, facts[:1], seed=seed, progress=progress, **runs)
+    return locate_all(editable, facts[:1], seed=seed, progress=progress, tokens=SHOWN_TOKENS, samples=SHOWN_SAMPLES)
 
 
 def spread_below(layer: int, count: int) -> range:

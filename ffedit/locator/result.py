@@ -10,22 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, get_args
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
 
-from ffedit.algebra import bootstrap
-from ffedit.algebra.bootstrap import Interval, percentile_interval
+from ffedit.algebra.bootstrap import LEVELS, Interval, mean_draws, percentile_interval
 from ffedit.errors import FactError
-from ffedit.facts.fact_token import FactToken, index_of
 from ffedit.facts.text import counted, number
 from ffedit.files.atomic import write_file
-from ffedit.notebook import Averaged, Plotted, data_frame
-
-if TYPE_CHECKING:
-    from pandas import DataFrame
+from ffedit.notebook import Averaged, Plotted
 
 Part: TypeAlias = Literal["feed_forward", "attention"]
 Kind: TypeAlias = Literal["state", "feed_forward", "attention"]
@@ -39,6 +33,8 @@ LayerEffects: TypeAlias = np.ndarray[tuple[int], np.dtype[np.float64]]
 TOKENS: tuple[Tokens, ...] = get_args(Tokens)
 # Share of the total effect that restoring a token must reach at some layer for that token to show a site.
 CLEAR = 0.1
+# Seed and number of the draws of facts from which intervals of averages come.
+SEED, DRAWS = 0, 1000
 SETTINGS = ("kind", "window", "sever", "metric", "corruption")
 ROLES = ("first subject", "mid subject", "last subject", "next token", "further tokens", "last token")
 
@@ -109,21 +105,10 @@ class Trace(Plotted):
         """Position of the subject's last token."""
         return self.subject[1] - 1
 
-    def position(self, token: FactToken = "subject_last") -> int:
-        """Return the position of the token where a key is read; FactError where the subject has no such token."""
-        if token == "last":
-            return len(self.tokens) - 1
-        own = self.tokens[slice(*self.subject)]
-        return self.subject[0] + index_of(token, "".join(own), tuple(accumulate(map(len, own))))
-
-    def effects_at(self, token: FactToken = "subject_last") -> LayerEffects:
-        """Return the effects at `token`, [layers]."""
-        return np.asarray(self.effects[:, self.position(token)])
-
     @property
     def at_subject(self) -> LayerEffects:
         """Effects at the subject's last token, [layers]: where ROME reads its key."""
-        return self.effects_at()
+        return np.asarray(self.effects[:, self.subject_last])
 
     @property
     def layer(self) -> int:
@@ -147,25 +132,6 @@ class Trace(Plotted):
             raise FactError("the effects of this trace were estimated, not measured; trace the fact again")
         arrays = {name: np.asarray(values[name], float) for name in ("effects", "errors", "alone")}
         return cls(**{**values, **arrays, "tokens": tuple(values["tokens"]), "subject": tuple(values["subject"])})
-
-    def to_frame(self) -> DataFrame:
-        """Return a pandas data frame of the effects: a row for each layer and token.
-
-        Raises:
-            FFEditError: pandas is not installed.
-        """
-        return data_frame(
-            {
-                "layer": layer,
-                "position": position,
-                "token": token,
-                "subject": position in range(*self.subject),
-                "effect": self.effects[layer, position],
-                "error": self.errors[layer, position],
-            }
-            for layer in range(len(self.effects))
-            for position, token in enumerate(self.tokens)
-        )
 
     def save(self, path: str | Path) -> None:
         """Write the numbers as `.npz`; the array `axes` names the axes of `effects` and `errors`."""
@@ -208,14 +174,10 @@ class TraceSet(Plotted):
         """Traces that the averages are over."""
         return TraceSet(self.known or self.traces)
 
-    def effects_at(self, token: FactToken = "subject_last") -> LayerEffects:
-        """Compute the average indirect effect (AIE) at the token where a key is read, [layers]."""
-        return np.asarray(np.mean([trace.effects_at(token) for trace in self.averaged.traces], axis=0))
-
     @property
     def at_subject(self) -> LayerEffects:
         """Average indirect effect (AIE) at the subject's last token, [layers]."""
-        return self.effects_at()
+        return np.asarray(np.mean([trace.at_subject for trace in self.averaged.traces], axis=0))
 
     @property
     def alone(self) -> LayerEffects:
@@ -232,9 +194,9 @@ class TraceSet(Plotted):
         """Layers restored together."""
         return self.traces[0].window
 
-    def aggregate(self, resamples: int = 1000, level: float = 0.95, seed: int = 0) -> Aggregate:
+    def aggregate(self) -> Aggregate:
         """Average by the role of a token, with intervals over facts: see `aggregate`."""
-        return aggregate(self, resamples, level, seed)
+        return aggregate(self)
 
     @property
     def layer(self) -> int:
@@ -291,30 +253,28 @@ def span_of(layer: int, window: int, depth: int) -> range:
     return range(max(0, layer - window // 2), min(depth, layer - window // 2 + window))
 
 
-def site_of(trace: Trace | TraceSet, token: FactToken = "subject_last", allowed: range | None = None) -> int | None:
-    """Return the layer that recalls the fact at the token where its key is read, or None if that token shows no site.
+def site_of(trace: Trace | TraceSet, allowed: range | None = None) -> int | None:
+    """Return the layer that recalls the fact at the subject's last token, or None if that token shows no site.
 
     It shows one if the model knows the fact, the corruption lowers the metric (TE > 0), and restoring some layer there
     recovers at least a tenth of it (`CLEAR`). `allowed` are the layers to choose among, None for all.
     """
     known = trace.known if isinstance(trace, Trace) else bool(trace.known)
-    effects = trace.effects_at(token)
+    effects = trace.at_subject
     inside = effects if allowed is None else effects[allowed.start : allowed.stop]
     if not known or not trace.total > 0 or not np.nanmax(inside) >= CLEAR * trace.total:
         return None
-    best = best_layer(trace, token)
+    best = best_layer(trace)
     return best if allowed is None or best in allowed else strongest(effects, allowed)
 
 
-def best_layer(trace: Trace | TraceSet, token: FactToken = "subject_last") -> int:
-    """Return the layer of the largest effect at a token: the strongest single layer within the strongest window.
+def best_layer(trace: Trace | TraceSet) -> int:
+    """Return the strongest single layer within the strongest window at the subject's last token.
 
-    Neighbouring windows share layers and tie, so that the window's middle may be a layer without effect. At tokens
-    other than the subject's last no single layers are measured: there it is the middle of the strongest window.
+    Neighbouring windows share layers and tie, so that the window's middle may be a layer without effect.
     """
-    effects = trace.effects_at(token)
-    peak = int(np.nanargmax(effects))
-    return strongest(trace.alone, span_of(peak, trace.window, len(effects))) if token == "subject_last" else peak
+    effects = trace.at_subject
+    return strongest(trace.alone, span_of(int(np.nanargmax(effects)), trace.window, len(effects)))
 
 
 def strongest(effects: LayerEffects, layers: range) -> int:
@@ -331,7 +291,7 @@ class Aggregate(Averaged):
 
     roles: tuple[str, ...]  # names of the rows, those of `ROLES` that occur
     effects: Effects  # AIE, [roles, layers], in units of `metric`
-    low: Effects  # lower ends of the intervals, [roles, layers]
+    low: Effects  # lower ends of the 95 % intervals, [roles, layers]
     high: Effects  # upper ends, [roles, layers]
     counts: tuple[int, ...]  # number of facts that have a token in the role, [roles]
     total: Interval  # average total effect (ATE)
@@ -340,7 +300,6 @@ class Aggregate(Averaged):
     facts: int  # number of known facts that were averaged
     unknown: tuple[str, ...]  # prompts of the facts that the model does not know, excluded from every average
     layer: int  # the layer to edit
-    level: float  # confidence level of the intervals
     kind: Kind  # what was restored
     window: int  # layers restored together
     sever: Part | None  # the kind of modules that could not respond, or None
@@ -386,8 +345,8 @@ def by_role(trace: Trace) -> Effects:
     return np.stack([trace.effects[:, span].mean(1) if span.start < span.stop else empty for span in spans])
 
 
-def aggregate(traces: TraceSet, resamples: int = 1000, level: float = 0.95, seed: int = 0) -> Aggregate:
-    """Average traces over the facts that the model knows, with intervals of a `level` from `resamples` of these facts.
+def aggregate(traces: TraceSet) -> Aggregate:
+    """Average traces over the facts that the model knows, with 95 % intervals from `DRAWS` of these facts.
 
     Raises:
         FactError: the model knows none of the facts, or only some layers or tokens were traced.
@@ -405,26 +364,22 @@ def aggregate(traces: TraceSet, resamples: int = 1000, level: float = 0.95, seed
         )
     totals = np.array([trace.total for trace in known])
     values = np.stack([by_role(trace) for trace in known])  # [facts, roles, layers]
-    occurs = np.asarray(~np.isnan(values[:, :, 0]))
-    rows = [int(i) for i in np.flatnonzero(occurs.any(axis=0))]
-    sums, there = np.where(occurs[:, rows, None], values[:, rows], 0.0), occurs[:, rows].astype(float)
-    draws = np.concatenate(list(bootstrap.draws(len(known), seed, resamples)))
-    weights = there.T @ draws.T  # [roles, resamples]
-    means = np.einsum("bf,frl->brl", draws, sums) / np.where(weights, weights, np.nan).T[:, :, None]
-    tails = [50 * (1 - level), 50 * (1 + level)]
-    low, high = np.nanpercentile(means, tails, axis=0)
+    counts = (~np.isnan(values[:, :, 0])).sum(0)
+    rows = [int(i) for i in np.flatnonzero(counts)]
+    values = values[:, rows]
+    drawn = mean_draws(np.column_stack([values.reshape(len(known), -1), totals]), SEED, DRAWS)
+    low, high = np.nanpercentile(drawn[:, :-1], LEVELS, axis=0).reshape(2, *values.shape[1:])
     return Aggregate(
         roles=tuple(ROLES[i] for i in rows),
-        effects=sums.sum(0) / there.sum(0)[:, None],
+        effects=np.nanmean(values, 0),
         low=low,
         high=high,
-        counts=tuple(int(n) for n in there.sum(0)),
-        total=percentile_interval(float(totals.mean()), draws @ totals / len(known), tails),
+        counts=tuple(int(counts[i]) for i in rows),
+        total=percentile_interval(float(totals.mean()), drawn[:, -1]),
         clean=float(np.mean([trace.clean for trace in known])),
         corrupted=float(np.mean([trace.corrupted for trace in known])),
         facts=len(known),
         unknown=unknown,
         layer=TraceSet(known).layer,
-        level=level,
         **{name: getattr(known[0], name) for name in SETTINGS},
     )

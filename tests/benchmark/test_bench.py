@@ -18,7 +18,6 @@ import ffedit
 from ffedit import Edit, EditError, Fact, FactError
 from ffedit.algebra.low_rank import LowRank
 from ffedit.benchmark import Mode, bench
-from ffedit.benchmark.hardware import machines_list
 from ffedit.benchmark.settings import checkpoints, held_out
 from ffedit.benchmark.tables import markdown, number
 from ffedit.editor.config import EditConfig, KeyConfig
@@ -156,9 +155,7 @@ def test_values_that_cannot_be_chosen_fail_each_method_and_are_tried_once(
 
 
 @pytest.mark.parametrize("method", ["alphaedit", "ft"])
-def test_a_sequence_is_edit_upon_edit(
-    editable: Editable, tmp_path: Path, method: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_sequence_is_edit_upon_edit(editable: Editable, tmp_path: Path, method: str) -> None:
     before, some = zoo.snapshot(editable), facts(4)
     report = run(editable, tmp_path / "out", "sequential", some, [method])
     assert zoo.unchanged(editable, before) and not editable.history.edits
@@ -176,16 +173,6 @@ def test_a_sequence_is_edit_upon_edit(
     own = report.methods[method]
     assert [row.name for row in own.curve] == ["2", "3", "4"]
     assert own.end is not None and own.end.scores == own.curve[-1].scores
-    assert [(row.name, row.facts) for row in own.retention] == [("0", 4), ("1", 3), ("2", 2)]
-    assert own.retention[1].intervals["generation"].mean == own.retention[1].scores.generation
-    monkeypatch.setattr("ffedit.benchmark.report.BINS", 1)
-    again = run(zoo.trained("gpt2", True), tmp_path / "out", "sequential", some, [method])  # nothing is left to do
-    late = again.methods[method].retention[1]
-    assert (late.name, late.facts) == ("1 to 4", 3), "two of the three facts were measured twice"
-    third, end = (scores_of(found, method, when) for when in ("at 3", "end"))
-    each = [[one[i]["efficacy_magnitude"] for one in (third, end) if i != 2 or one is end] for i in range(3)]
-    assert late.scores.efficacy_magnitude == pytest.approx(sum(sum(some) / len(some) for some in each) / 3)
-    assert late.intervals["efficacy_magnitude"].low < late.scores.efficacy_magnitude
     if method == "alphaedit":  # the keys of the edits before are kept: so it differs from one that forgets them
         assert edits[2].provenance["after"] == [edit.fingerprint() for edit in edits[:2]]
 
@@ -290,7 +277,7 @@ def test_tables_show_what_was_measured_only(editable: Editable, tmp_path: Path) 
     report = run(editable, tmp_path / "out", "single", facts(3), ["ft"], unusable=unusable)
     text = markdown(report)
     told = (tmp_path / "out" / "report.md").read_text()
-    assert told == f"{text}\n{machines_list(report.run['hardware'])}\n"
+    assert told == f"{text}\n## Computed on\n\n- {report.run['hardware'][0]}\n"
     assert "| before | 3 | 0.000 [0.000, 0.658] |" in text and "- record 7: no subject" in text
     assert "| entropy |" not in text and "portability" not in text  # nothing to measure them on
     assert report.comparisons == () and "Method against method" not in text

@@ -52,14 +52,15 @@ def test_an_interrupted_run_ends_with_the_same_figures(editable: Editable, tmp_p
     whole = run(editable, tmp_path / "whole", mode, methods=methods, progress=lambda *stage: calls.append(stage[0]))
     assert len(calls) > 40
     stops = 0
-    for after in (3, len(calls) // 3, len(calls) // 4, len(calls) // 2):
+    for after in (3, len(calls) // 3, len(calls) // 4, len(calls) // 4):
         with pytest.raises(KeyboardInterrupt):
             run(editable, tmp_path / "out", mode, methods=methods, progress=stopping(after))
         assert zoo.unchanged(editable, before) and not editable.history.edits
         stops += bool(lines(tmp_path / "out")) if (tmp_path / "out" / "results.jsonl").exists() else 0
     assert stops >= 2, "nothing was there to go on from"
-    kept = lines(tmp_path / "out")
-    resumed = run(editable, tmp_path / "out", mode, methods=methods)
+    kept, told = lines(tmp_path / "out"), list[tuple[str, int, int]]()
+    resumed = run(editable, tmp_path / "out", mode, methods=methods, progress=lambda *stage: told.append(stage))
+    assert [done for stage, done, total in told if (stage, total) == ("ft", 5)][-1] == 5, "with what was there before"
     assert lines(tmp_path / "out")[: len(kept)] == kept, "what was measured is not measured again"
     assert timeless(resumed) == timeless(whole)
     assert timeless(json.loads((tmp_path / "out" / "report.json").read_text())) == timeless(whole)
@@ -328,7 +329,7 @@ def test_two_processes_find_what_one_finds(tmp_path: Path, monkeypatch: pytest.M
             assert by_first == by_second == [1, 1] * 2, "each chooses its share of the values of each step"
         assert [path.name for path in (tmp_path / mode).glob("results*")] == ["results.jsonl"]
         (machine,) = json.loads((tmp_path / mode / "report.json").read_text())["run"]["hardware"]
-        assert machine["processes"] == 2
+        assert "processes: 2, " in machine
         kept = {(x["method"], x["when"], x["fact"]) for x in lines(tmp_path / mode)}
         assert kept == {(x["method"], x["when"], x["fact"]) for x in lines(tmp_path / "alone" / mode)}
     for folder in (tmp_path / "alone" / "sequential:3" / "edits" / "alphaedit").glob("0*"):

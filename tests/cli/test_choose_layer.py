@@ -33,7 +33,7 @@ def test_the_layer_that_it_names_for_atlas_can_be_taken(
     assert f"Take it with --layers {layer}." in said
     asked = ["--subject", "Eiffel Tower", "--prompt", "{} is located in the city of", "--target", "Rome"]
     planned = shell(capsys, "apply", *asked, "--method", "ft", "--layers", str(layer), "--dry-run")
-    assert planned.code == 0 and f"layer {layer}" in planned.out
+    assert planned.code == 0 and f"Layer {layer}" in planned.out
 
 
 @pytest.mark.parametrize(

@@ -58,7 +58,6 @@ WRONG_TEXT = {
     "--previous": "London",
     "--prompt": "no subject",
     "--preset": "no-such-preset",
-    "--promote": "nothing",
     "--protect": "no/such/names.txt",
     "--push-to-hub": "no name of a repository/",
     "--require": "no-such-metric>=2",

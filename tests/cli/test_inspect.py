@@ -36,12 +36,12 @@ def test_inspect_memory_shows_value_and_triggers(inspect: Command) -> None:
     assert done.code == 0 and "Memory 1.7" in done.out and "Its key" in done.out
 
 
-def test_a_prompt_with_turned_memories_and_a_token_to_promote(inspect: Command) -> None:
-    view = found(inspect("prompt", PROMPT, "--set", "1.7=0", "--set", "2.5=3", "--promote", "Rome", "--json", "-"))
+def test_a_prompt_with_turned_memories(inspect: Command) -> None:
+    view = found(inspect("prompt", PROMPT, "--set", "1.7=0", "--set", "2.5=3", "--json", "-"))
     assert view["turned"] == {"1.7": 0, "2.5": 3} and view["untouched"]["top"][0]["token"].strip() == "Paris"
-    assert len(view["layers"]) == 3 and view["promotion"]["token"]["token"].strip() == "Rome"
-    done = inspect("prompt", PROMPT, "--set", "1.7=0", "--promote", "Rome")
-    assert done.code == 0 and "1.7 × 0" in done.out and "Memories to scale for “Rome”" in done.out
+    assert len(view["layers"]) == 3
+    done = inspect("prompt", PROMPT, "--set", "1.7=0")
+    assert done.code == 0 and "1.7 × 0" in done.out
 
 
 def test_an_edit_and_a_prompt_before_and_after_it(inspect: Command, model: Path) -> None:

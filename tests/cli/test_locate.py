@@ -241,8 +241,7 @@ def test_the_usual_layer_is_taken_unless_another_is_asked_for(
     assert traced[3] == 3, "all facts are traced, in full"
     assert (own["layer"]["by"], own["layers"]) == (("usual", [0]) if site is None else ("trace", [site]))
     plan = shell(capsys, *words, "--dry-run")
-    assert plan.code == 0 and "layer 0" in plan.out and "trace the first fact" not in plan.out
-    assert "layer 0; trace the first fact" in shell(capsys, *words, "--dry-run", "--verbose").out
+    assert plan.code == 0 and "Layer 0: the usual quarter" in plan.out and len(traced) == 4
 
 
 def test_locate_traces_only_the_layers_asked_for(locate: Command) -> None:

@@ -34,9 +34,9 @@ def test_time_and_products_belong_to_the_stage_that_is_reported(
         progress("reading", 0, 2)  # opens a stage: 1 second before it
         progress("reading", 1, 2)  # 2 seconds
         a @ a
-        progress("measuring: 0.5", 1, 1)  # 4 seconds
+        progress("measuring", 1, 1)  # 4 seconds
         progress("reading", 2, 2)  # 1 second
-    assert calls == [("reading", 0, 2), ("reading", 1, 2), ("measuring: 0.5", 1, 1), ("reading", 2, 2)]
+    assert calls == [("reading", 0, 2), ("reading", 1, 2), ("measuring", 1, 1), ("reading", 2, 2)]
     lines = [record.message for record in caplog.records]
     assert lines[1] == "reading: 3.0 s" and lines[0].startswith("between: 2.0 s, 0.00 TFLOP at 100 % of")
     assert lines[2] == "measuring: 4.0 s, 0.00 TFLOP at 50 % of 0.00/s"

@@ -36,7 +36,6 @@ def averaged(layers: int = 6, **kwargs: Any) -> Aggregate:
         "facts": 300,
         "unknown": (),
         "layer": 0,
-        "level": 0.95,
         "kind": "feed_forward",
         "window": 3,
         "sever": None,

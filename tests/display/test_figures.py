@@ -28,7 +28,7 @@ def trace(layers: int = 6, count: int = 5, **others: Any) -> Trace:
 
 
 def averages(layers: int = 6, facts: int = 4, **kwargs: Any) -> Aggregate:
-    return aggregate(TraceSet(tuple(trace(layers, 5 + i, **kwargs) for i in range(facts))), resamples=20)
+    return aggregate(TraceSet(tuple(trace(layers, 5 + i, **kwargs) for i in range(facts))))
 
 
 @pytest.fixture

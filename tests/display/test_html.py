@@ -29,7 +29,7 @@ def views(tmp_path_factory: pytest.TempPathFactory) -> dict[str, View]:
     (folder / "text.txt").write_text(TEXT * 3)
     corpus, editable = Corpus(folder / "text.txt"), zoo.shared("gpt2")
     memory = inspect_memory(editable, "1.7", corpus=corpus, top=4)
-    prompt = inspect_prompt(editable, PROMPT, scaled={"1.7": 0.0}, promoted="Rome", top=2)
+    prompt = inspect_prompt(editable, PROMPT, scaled={"1.7": 0.0}, top=2)
     edit = inspect_edit(editable, made(editable, {1: 1}, size=0.3), corpus=corpus, top=3)
     return {"memory": memory, "prompt": prompt, "edit": edit}
 

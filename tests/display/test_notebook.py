@@ -1,19 +1,16 @@
-"""Results in Python and in a notebook: short when printed, as HTML, as figures and as data frames."""
+"""Results in Python and in a notebook: short when printed, as HTML, and as figures."""
 
 from __future__ import annotations
 
-import builtins
 import re
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from making import made
 
 import ffedit
 from ffedit.display.notebook import VIEWS
-from ffedit.locator import Trace
 
 ROOT = Path(__file__).parents[2]
 HOSTILE = ffedit.Fact("<b>Tower</b>", "{} & co is located in", "Rome", "Paris", paraphrases=["{} is in"] * 3)
@@ -90,29 +87,6 @@ def test_a_trace_is_drawn_as_a_figure_that_shows_itself(results: dict[str, Any],
     assert results["traces"].plot()._repr_png_().startswith(b"\x89PNG")
     lines = results["averages"].plot(results["averages"])
     assert len(lines.axes) == 2 and lines._repr_png_().startswith(b"\x89PNG")
-
-
-def test_frames_hold_the_numbers(results: dict[str, Any]) -> None:
-    report, trace = results["report"], results["trace"]
-    frame = report.to_frame()
-    assert list(frame["side"]) == ["before", "after"] and frame["says"][0] == report.facts_before[0].says
-    assert list(frame["efficacy"]) == [report.before.efficacy, report.after.efficacy]
-    assert "portability" in frame and "locality" not in frame  # which was not measured
-    effects: Trace = trace.to_frame().pivot(index="layer", columns="position", values="effect")
-    assert np.array_equal(np.asarray(effects), trace.effects)
-
-
-def test_without_pandas_the_extra_is_named(results: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = builtins.__import__
-
-    def without(name: str, *args: Any) -> Any:
-        if name == "pandas":
-            raise ImportError(name)
-        return whole(name, *args)
-
-    monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(ffedit.FFEditError, match=r"pip install \"ffedit\[frames\]\""):
-        results["report"].to_frame()
 
 
 def test_an_edit_that_is_applied_gives_the_edited_model(editable: ffedit.Editable, results: dict[str, Any]) -> None:

@@ -23,11 +23,10 @@ from ffedit.evaluator import (
     LeftOut,
     Report,
     drift,
-    interval,
     left_out,
     mean_scores,
-    paired,
 )
+from ffedit.evaluator.intervals import changes, intervals
 from ffedit.model.editable import Editable
 
 LONG = "the city of " * 18 + "red river is"  # 57 tokens, of 64 that the model takes
@@ -70,9 +69,9 @@ def test_kinds_have_the_intervals_of_any_score() -> None:
     assert names <= set(report.intervals_before) & set(report.intervals_after) & set(report.changes)
     for name in report.kinds[0]:
         before, after = (by_kind(side, name) for side in (report.facts_before, report.facts_after))
-        assert report.intervals_before[name] == interval(before)
-        assert report.intervals_after[name] == interval(after)
-        assert report.changes[name] == paired(before, after)
+        assert report.intervals_before[name] == intervals({name: before})[name]
+        assert report.intervals_after[name] == intervals({name: after})[name]
+        assert report.changes[name] == changes({name: before}, {name: after})[name]
         assert report.intervals_after[name].mean == pytest.approx(report.kinds[1][name])
     assert any(one.low < one.high for name, one in report.changes.items() if name in names), "some facts moved"
     assert None in by_kind(report.facts_before, "portability/Alias")
@@ -97,10 +96,11 @@ def test_a_benchmark_has_the_intervals_by_kind(tmp_path: Path) -> None:
         for method in (None, "memit", "ft")
     }
     name, own = "portability/Alias", report.methods["ft"]
-    assert report.before.intervals[name] == interval(values[None])
-    assert own.after.intervals[name] == interval(values["ft"])
-    assert own.change.differences[name] == paired(values[None], values["ft"])
-    assert report.comparisons[0].differences[name] == paired(values["memit"], values["ft"])
+    before, memit, ft = ({name: values[method]} for method in (None, "memit", "ft"))
+    assert report.before.intervals[name] == intervals(before)[name]
+    assert own.after.intervals[name] == intervals(ft)[name]
+    assert own.change.differences[name] == changes(before, ft)[name]
+    assert report.comparisons[0].differences[name] == changes(memit, ft)[name]
     told = json.loads((tmp_path / "out" / "report.json").read_text())["methods"]["ft"]
     assert name in told["after"]["intervals"] and name in told["change"]["differences"]
     text = (tmp_path / "out" / "report.md").read_text()
@@ -120,7 +120,8 @@ def test_both_gaps_stand_beside_each_other(tmp_path: Path) -> None:
     assert (first.token_accuracy, first.teacher_forced, first.generation) == (0.5, 0, 0)
     assert (first.token_accuracy_gap, first.teacher_forced_gap) == (0.5, 0)
     assert second.token_accuracy_gap == 0 and report.before.token_accuracy_gap == 0.25
-    assert report.intervals_before["token_accuracy_gap"] == interval([0.5, 0.0])
+    gap = "token_accuracy_gap"
+    assert report.intervals_before[gap] == intervals({gap: [0.5, 0.0]})[gap]
     table = shown(all_scores(report), 120)
     assert "token_accuracy_gap" in table and "are the differences to generation" in " ".join(table.split())
     run(zoo.trained("gpt2", True), tmp_path / "out", "single", facts(3), ["ft"])

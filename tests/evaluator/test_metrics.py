@@ -24,16 +24,26 @@ from ffedit.evaluator import (
     Evaluation,
     Report,
     formulas,
-    interval,
     mean_scores,
     metrics,
-    paired,
 )
 from ffedit.evaluator.evaluate import evaluate
 from ffedit.evaluator.intervals import changes, intervals
 from ffedit.evaluator.prompts import Questions
 from ffedit.evaluator.scores import FactScores, Scores
 from ffedit.facts.fact import Fact
+
+
+def interval(name: str, values: Sequence[float | None], subjects: Sequence[str] | None = None) -> Interval:
+    """The interval of one score alone."""
+    return intervals({name: values}, subjects=subjects)[name]
+
+
+def paired(
+    name: str, before: Sequence[float | None], after: Sequence[float | None], subjects: Sequence[str] | None = None
+) -> Interval:
+    """The interval of the change of one score alone."""
+    return changes({name: before}, {name: after}, subjects)[name]
 
 
 def test_likelihoods_are_means_over_tokens() -> None:
@@ -88,35 +98,31 @@ def test_consistency_is_the_cosine_of_weighted_terms() -> None:
 def test_intervals_hold_the_mean_and_narrow_with_more_facts(monkeypatch: pytest.MonkeyPatch) -> None:
     draw = np.random.default_rng(1)
     few, many = (draw.normal(0.5, 1.0, size).tolist() for size in (25, 400))
-    small, large = interval(few), interval(many)
-    assert small is not None and large is not None
+    small, large = interval("drift", few), interval("drift", many)
     assert small.low < small.mean < small.high and large.high - large.low < 0.5 * (small.high - small.low)
     assert large.high - large.low == pytest.approx(2 * 1.96 * np.std(many) / 20, rel=0.1)
-    assert interval([None, 1.0]) is None and interval([]) is None
-    assert interval([1.5, None, 1.5]) == Interval(1.5, 1.5, 1.5), "no share"
-    assert interval(many) == large
+    assert not intervals({"drift": [None, 1.0]}) and not intervals({"drift": []})
+    assert interval("drift", [1.5, None, 1.5]) == Interval(1.5, 1.5, 1.5), "no share"
+    assert interval("drift", many) == large
     monkeypatch.setattr("ffedit.evaluator.intervals.SEED", 1)
-    assert interval(many) != large
+    assert interval("drift", many) != large
 
 
 def test_facts_that_all_agree_do_not_make_certainty() -> None:
     ones, noughts = [1.0] * 30, [0.0] * 30
     wilson = 30 / (30 + 1.959964**2)
-    assert interval(ones) == Interval(1.0, pytest.approx(wilson), 1.0)
-    assert interval(noughts) == Interval(0.0, 0.0, pytest.approx(1 - wilson))
-    some = interval([1.0] * 20 + [0.0] * 10)
-    assert some is not None and (some.low, some.high) == (
-        pytest.approx(0.4878, abs=1e-4),
-        pytest.approx(0.8077, abs=1e-4),
-    )
+    assert interval("efficacy", ones) == Interval(1.0, pytest.approx(wilson), 1.0)
+    assert interval("efficacy", noughts) == Interval(0.0, 0.0, pytest.approx(1 - wilson))
+    some = interval("efficacy", [1.0] * 20 + [0.0] * 10)
+    assert (some.low, some.high) == (pytest.approx(0.4878, abs=1e-4), pytest.approx(0.8077, abs=1e-4))
     halves = intervals({"paraphrase": [0.5] * 30, "drift": noughts, "efficacy_magnitude": [0.5] * 30})
     assert halves["paraphrase"].low == pytest.approx(wilson / 2)
     assert halves["drift"].high == 0 and halves["efficacy_magnitude"].high == 0.5, "no shares"
-    nothing, all_up = paired(ones, ones), paired(noughts, ones)
+    nothing, all_up = paired("efficacy", ones, ones), paired("efficacy", noughts, ones)
     assert nothing == Interval(0.0, pytest.approx(wilson - 1), pytest.approx(1 - wilson))
     assert all_up == Interval(1.0, pytest.approx(2 * wilson - 1), 1.0)
-    one_up = paired(noughts, [1.0] + [0.0] * 29)
-    assert one_up is not None and one_up.low == pytest.approx(wilson - 1) and 0.05 < one_up.high < 0.2
+    one_up = paired("efficacy", noughts, [1.0] + [0.0] * 29)
+    assert one_up.low == pytest.approx(wilson - 1) and 0.05 < one_up.high < 0.2
     parts: dict[str, Sequence[float | None]] = dict.fromkeys(("efficacy", "paraphrase", "specificity"), ones)
     score, change = intervals(parts)["score"], changes(parts, parts)["score"]
     assert (score.low, score.high) == (pytest.approx(wilson), 1.0)
@@ -126,8 +132,8 @@ def test_facts_that_all_agree_do_not_make_certainty() -> None:
 def test_an_interval_covers_the_truth_about_as_often_as_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ffedit.evaluator.intervals.DRAWS", 400)
     draw = np.random.default_rng(0)
-    found = [interval(draw.binomial(1, 0.7, 60).astype(float).tolist()) for _ in range(150)]
-    covered = sum(one is not None and one.low <= 0.7 <= one.high for one in found)
+    found = [interval("efficacy", draw.binomial(1, 0.7, 60).astype(float).tolist()) for _ in range(150)]
+    covered = sum(one.low <= 0.7 <= one.high for one in found)
     assert 0.87 <= covered / 150 <= 0.99
 
 
@@ -140,13 +146,12 @@ def test_facts_of_one_subject_are_one_sample() -> None:
     twice = {name: values * 2 for name, values in once.items()}
     later = [{name: values[::-1] for name, values in side.items()} for side in (once, twice)]
 
-    def ends(found: Interval | None) -> tuple[float, ...]:
-        assert found is not None
+    def ends(found: Interval) -> tuple[float, ...]:
         return found.mean, found.low, found.high
 
     for name, values in once.items():
-        assert ends(interval(values * 2, subjects=names * 2)) == pytest.approx(ends(interval(values))), name
-        pairs = paired(values * 2, later[1][name], names * 2), paired(values, later[0][name])
+        assert ends(interval(name, values * 2, names * 2)) == pytest.approx(ends(interval(name, values))), name
+        pairs = paired(name, values * 2, later[1][name], names * 2), paired(name, values, later[0][name])
         assert ends(pairs[0]) == pytest.approx(ends(pairs[1])), name
     alone = intervals(once), changes(once, later[0])
     together = intervals(twice, subjects=names * 2), changes(twice, later[1], names * 2)
@@ -155,9 +160,9 @@ def test_facts_of_one_subject_are_one_sample() -> None:
         assert set(both) == set(own) and "score" in own
         assert all(ends(both[name]) == pytest.approx(ends(own[name])) for name in own)
         assert all(wrong[name].high - wrong[name].low < own[name].high - own[name].low for name in own)
-    alike = interval([0.0, 1.0, 0.5], subjects=["a", "a", "a"])
-    assert alike is not None and alike.mean == 0.5 and alike.is_point, "one subject has no interval"
-    unequal = interval([1.0, 1.0, 1.0, 0.5], share=False, subjects=["a", "a", "a", "b"])
+    alike = interval("drift", [0.0, 1.0, 0.5], ["a", "a", "a"])
+    assert alike.mean == 0.5 and alike.is_point, "one subject has no interval"
+    unequal = interval("drift", [1.0, 1.0, 1.0, 0.5], ["a", "a", "a", "b"])
     assert unequal == Interval(0.875, 0.5, 1.0), "drawn whole"
 
 
@@ -165,9 +170,9 @@ def test_pairs_know_more_than_two_sides() -> None:
     draw = np.random.default_rng(2)
     before = draw.normal(0, 5, 50)
     after = before + 1 + draw.normal(0, 0.1, 50)
-    found = paired(before.tolist(), after.tolist())
-    assert found is not None and found.mean == pytest.approx(1, abs=0.1) and found.high - found.low < 0.1
-    assert paired([None, 1.0, 2.0], [1.0, 2.0, 3.0]) == Interval(1.0, 1.0, 1.0)
+    found = paired("drift", before.tolist(), after.tolist())
+    assert found.mean == pytest.approx(1, abs=0.1) and found.high - found.low < 0.1
+    assert paired("drift", [None, 1.0, 2.0], [1.0, 2.0, 3.0]) == Interval(1.0, 1.0, 1.0)
 
 
 def test_the_harmonic_score_is_made_anew_in_every_draw(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import re
 
-import numpy as np
 import pytest
-from tracing import made
 
 from ffedit import EditError, FactError, KeyConfig
 from ffedit.editor.config import EditConfig
 from ffedit.editor.methods import set_numbers
 from ffedit.facts.fact_token import check_word, index_of
-from ffedit.locator.result import best_layer, site_of
 
 # As a model cuts it: "E", "iffel", " Tower".
 TOWER = ("Eiffel Tower", (1, 6, 12))
@@ -67,14 +64,3 @@ def test_a_configuration_keeps_it_as_text() -> None:
     for wrong in (None, True, 1.0, "", "  ", ("last",)):
         with pytest.raises(EditError, match=r"key.fact_token is .*; subject_last, subject_first, last, the number"):
             KeyConfig(fact_token=wrong)  # type: ignore[arg-type]
-
-
-def test_a_trace_knows_the_same_tokens() -> None:
-    effects = np.zeros((4, 5))
-    effects[1, 2] = 0.5
-    trace = made(effects, (1, 4), tokens=("The", " E", "iffel", " Tower", " is"))
-    found = {token: trace.position(token) for token in ("subject_last", "subject_first", "last", "Eiffel", "-1", 0, -2)}
-    assert found == {"subject_last": 3, "subject_first": 1, "last": 4, "Eiffel": 2, "-1": 3, 0: 1, -2: 2}
-    assert site_of(trace, "Eiffel") == best_layer(trace, 1) == 1 and site_of(trace, "Tower") is None
-    with pytest.raises(FactError, match="not a word of the subject"):
-        trace.position("Rome")

@@ -16,7 +16,7 @@ from ffedit.facts.fact import Fact
 from ffedit.layer_choice import choose
 from ffedit.layer_choice.choose import find_layer, known_layer
 from ffedit.layer_choice.published import Published
-from ffedit.locator import TraceSet
+from ffedit.locator import TraceSet, locate
 
 ASKED = Fact(**{**FACT.to_dict(), "paraphrases": ["{} stands in"]})
 
@@ -72,18 +72,17 @@ def test_auto_asks_the_model_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patched:
         patched.setattr(type(editable.model), "forward", lambda *_, **__: pytest.fail("the model was run"))
         patched.setattr("ffedit.files.cache.path", lambda *_: pytest.fail("the cache was read"))
-        assert known_layer(editable, [ASKED], "auto", range(3), "memit", config) == 1
+        found = known_layer(editable, [ASKED], "auto", range(3), "memit", config)
+        assert found is not None and (found.layer, found.by) == (1, "published")
         patched.setattr("ffedit.api.write", lambda _, facts, method, layers, *rest: layers)
         assert ffedit.edit(editable, ASKED, config=config) == [1]
 
 
 def test_a_plan_knows_the_layer_unless_a_trace_takes_it() -> None:
     editable = zoo.shared("gpt2")
-    layers = {
-        asked: known_layer(editable, [ASKED], asked, allowed, "memit", quick())
-        for asked, allowed in (("auto", range(3)), ("1", range(1, 2)), ("trace", range(3)))
-    }
-    assert layers == {"auto": 0, "1": 1, "trace": None}
+    for asked, allowed, known in (("auto", range(3), 0), ("1", range(1, 2), 1), ("trace", range(3), None)):
+        found = known_layer(editable, [ASKED], asked, allowed, "memit", quick())
+        assert (found and found.layer) == known
 
 
 def test_a_layer_that_reaches_no_answer_is_never_chosen_and_refused_by_name(traces: Any) -> None:
@@ -137,3 +136,15 @@ def test_a_trace_over_a_range_chooses_within_it(traces: Any) -> None:
     traces([0.5, 0.2, 0.3])
     found = find_layer(zoo.shared("gpt2"), [ASKED], "1-2", range(1, 3), "ft")
     assert (found.layer, found.by) == (2, "trace")
+
+
+def test_a_fact_that_a_model_knows_is_recalled_somewhere_in_the_shown_trace() -> None:
+    """It is the whole trace of the same runs, at the subject's tokens and the prompt's last."""
+    editable = ffedit.load("atlas", device="cpu")
+    fact = Fact("Eiffel Tower", "{} is located in the city of", previous="Paris")
+    whole = locate(editable, fact, samples=choose.SHOWN_SAMPLES)
+    (seen,) = choose.shown(editable, [fact, ASKED]).traces
+    np.testing.assert_allclose(seen.effects[:, [0, 1, -1]], whole.effects[:, [0, 1, -1]], atol=1e-6)
+    assert np.isnan(seen.effects[:, 2:-1]).all()
+    assert seen.known and seen.total > 0.5 and seen.site == whole.site and seen.site is not None
+    assert seen.at_subject.max() > 0.5 * seen.total

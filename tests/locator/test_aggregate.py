@@ -213,7 +213,7 @@ def test_facts_that_the_model_does_not_know_are_set_apart() -> None:
         aggregate(TraceSet((unknown, unknown)))
 
 
-def test_intervals_hold_the_mean_shrink_with_more_facts_and_repeat() -> None:
+def test_intervals_hold_the_mean_shrink_with_more_facts_and_repeat(monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = np.random.default_rng(0).normal(1.0, 1.0, (400, 2, 3))
     traces = [made(values, (1, 2), clean=1 + float(values.mean())) for values in drawn]
     few, many = (aggregate(TraceSet(tuple(traces[:count]))) for count in (20, 400))
@@ -222,10 +222,10 @@ def test_intervals_hold_the_mean_shrink_with_more_facts_and_repeat() -> None:
         assert found.total.low < found.total.mean < found.total.high
         spread = drawn[:count, :, 1:].std(0, ddof=1).T / math.sqrt(count)
         np.testing.assert_allclose(found.high - found.low, 2 * 1.96 * spread, rtol=0.15)
-    again, other = (aggregate(TraceSet(tuple(traces[:20])), seed=seed) for seed in (0, 1))
-    assert again.to_dict() == few.to_dict() and not np.array_equal(other.low, few.low)
-    narrow = aggregate(TraceSet(tuple(traces[:20])), level=0.5)
-    assert (narrow.high - narrow.low < few.high - few.low).all() and np.array_equal(narrow.effects, few.effects)
+    assert aggregate(TraceSet(tuple(traces[:20]))).to_dict() == few.to_dict()
+    monkeypatch.setattr("ffedit.locator.result.SEED", 1)
+    other = aggregate(TraceSet(tuple(traces[:20])))
+    assert not np.array_equal(other.low, few.low) and np.array_equal(other.effects, few.effects)
 
 
 @pytest.mark.parametrize("numbers", [LONG, aggregate(TraceSet((LONG, SHORT)))], ids=["trace", "average"])

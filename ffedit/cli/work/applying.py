@@ -9,9 +9,9 @@ from time import perf_counter
 from typing import Any
 
 from rich.console import Group
+from rich.text import Text
 
 import ffedit
-from ffedit.benchmark.estimate import estimate
 from ffedit.cli.destinations import Destinations
 from ffedit.cli.options import ModelOptions, Solving, parse_layers
 from ffedit.cli.surface import Surface
@@ -31,8 +31,10 @@ from ffedit.display.terminal.scores import MOST_TOKENS, before_after, verdict_vi
 from ffedit.display.terminal.shipped import packing
 from ffedit.display.terminal.tables import duration, ranges
 from ffedit.editor.edit import Edit, applied_edits
+from ffedit.editor.methods import METHODS
 from ffedit.editor.protect import protected_texts
 from ffedit.editor.recipe import recipe_of, to_yaml
+from ffedit.editor.statistics import in_cache
 from ffedit.evaluator import METRICS, Report, questions
 from ffedit.exporter import packed_edit
 from ffedit.exporter.exporting import export_with
@@ -53,7 +55,7 @@ from ffedit.safety.require import Requirement, not_taken, unmet
 
 
 def apply(dry_run: bool, **given: Any) -> None:
-    """Write facts into a model, or with `dry_run` show the steps and how long they take."""
+    """Write facts into a model, or with `dry_run` show the facts as they are read, and the steps."""
     application = Application(**given)
     application.plan() if dry_run else application.run()
 
@@ -99,15 +101,31 @@ class Application:
         self.ends["load"] = perf_counter()
 
     def plan(self) -> None:
-        """Show what would be done, and how long it takes."""
+        """Show the facts as they were read, and what would be done with them."""
         self.group.disband()
-        layer = known_layer(self.editable, self.facts, self.layers, self.allowed, self.method, self.config)
-        to_read = self.stats if isinstance(self.stats, Corpus) else None
-        planned = estimate(
-            self.editable, self.facts, self.method, layer, self.spread, self.config, to_read, self._show_trace
-        )
-        self.surface.show(model_line(self.editable), plan(planned, self.destinations.words()))
-        self.surface.write_json({"model": self.editable.name, "estimate": planned.to_dict()})
+        found = known_layer(self.editable, self.facts, self.layers, self.allowed, self.method, self.config)
+        why = [Text("By the trace of all facts.")] if found is None else reasons(found, self.layers)
+        solves, values = METHODS[self.method].statistics, counted(len(by_subject(self.facts)), "value")
+        steps = {
+            "layer": " ".join(line.plain for line in why),
+            "method": f"{self.method}, {values}" if solves else self.method,
+            "statistics": self._statistics(found) if solves else "none: the method has no use for them",
+            "written": self.destinations.words() or "nothing: there is neither --out nor --export",
+        }
+        self.surface.show(model_line(self.editable), plan(self.facts, steps))
+        facts = [fact.to_dict() for fact in self.facts]
+        self.surface.write_json({"model": self.editable.name, "facts": facts, "plan": steps})
+
+    def _statistics(self, found: Found | None) -> str:
+        """Say where the key statistics would come from: files, the cache, or text that is read."""
+        if not isinstance(self.stats, Corpus):
+            return "from --stats"
+        if found is None:
+            return f"from the cache, or {self.stats.tokens:,} tokens to read"
+        layers = spread_below(found.layer, self.spread)
+        memories = [memory for layer in layers for memory in self.editable.feed_forward[layer].memories]
+        cached = len(in_cache(self.editable, memories, self.stats)) == len(memories)
+        return "from the cache" if cached else f"{self.stats.tokens:,} tokens to read"
 
     @property
     def _show_trace(self) -> bool:
@@ -137,7 +155,7 @@ class Application:
                 self.method,
                 self.config,
                 progress,
-                self._show_trace,  # half a minute on a large model
+                self._show_trace,  # minutes on a large model
             )
             if self.surface.verbose or found.by == "trace":
                 drawn = [] if found.traces is None else [heat_map(found.traces, found.layer)]

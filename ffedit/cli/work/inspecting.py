@@ -36,7 +36,6 @@ def inspect_prompt(
     text: str,
     edit_from: Path | None,
     turns: Sequence[str],
-    promote: str | None,
     top: int,
     model: ModelOptions,
     html: Path | None,
@@ -46,8 +45,8 @@ def inspect_prompt(
     scalings = parse_scalings(turns)
     edit, editable = load_edited(edit_from, model, surface)
     before = ffedit.inspect_prompt(editable, text, scaled=scalings, top=top) if edit is not None else None
-    with edit.applied(editable) if edit is not None else nullcontext(), surface.progress() as progress:
-        view = ffedit.inspect_prompt(editable, text, scaled=scalings, promoted=promote, top=top, progress=progress)
+    with edit.applied(editable) if edit is not None else nullcontext():
+        view = ffedit.inspect_prompt(editable, text, scaled=scalings, top=top)
     surface.show(compared(before, view) if before is not None else None)
     _show(surface, html, view, prompt_view(view), before)
 

@@ -56,7 +56,7 @@ def timed_stages(progress: Progress) -> Iterator[Progress]:
         last, counted = now, products.operations
 
     def called(stage: str, done: int, total: int) -> None:
-        take(stage.partition(":")[0] if done else "between")
+        take(stage if done else "between")
         progress(stage, done, total)
 
     with Products() as products:

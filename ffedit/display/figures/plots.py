@@ -229,6 +229,4 @@ def _legend(panels: list[list[Aggregate]]) -> list[Any]:
         if any(severed.sever == kind for panel in panels for severed in panel[1:]):
             name = f"{SEVERED_ROLE}, {PARTS[kind]} severed"
             entries.append(Line2D([], [], label=name, **_style(SEVERED_ROLE, kind)))
-    levels = {whole.level for whole in wholes}
-    interval = f"{levels.pop():.0%} " if len(levels) == 1 else ""
-    return [*entries, Patch(color="#000000", alpha=0.15, linewidth=0, label=f"{interval}bootstrap interval")]
+    return [*entries, Patch(color="#000000", alpha=0.15, linewidth=0, label="95% bootstrap interval")]

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ffedit.benchmark import BenchReport
-from ffedit.benchmark.hardware import in_words
 from ffedit.benchmark.report import Row
 from ffedit.benchmark.tables import not_measured, notes, number, tables
 from ffedit.display.html import render
@@ -42,7 +41,7 @@ def bench_page(report: BenchReport, command: str) -> str:
         not_measured=not_measured(report),
         command=command,
         settings=json.dumps(finite(run.get("config", {})), indent=1, ensure_ascii=False),
-        machines=[in_words(machine) for machine in run.get("hardware", [])],
+        machines=run.get("hardware", []),
     )
 
 

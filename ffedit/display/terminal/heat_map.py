@@ -43,8 +43,7 @@ def with_most(shown: Picture) -> HeatMap:
 
 def averages_table(aggregate: Aggregate) -> RenderableType:
     """Render roles × layers as a heat map; beside each role its strongest layer with the effect and its interval."""
-    level = f"{aggregate.level:.0%}"
-    columns = [(f"most [{level}]", "layer", "n")]
+    columns = [("most [95%]", "layer", "n")]
     for i, layer in enumerate(aggregate.effects.argmax(1)):
         most = Interval(*(float(values[i, layer]) for values in (aggregate.effects, aggregate.low, aggregate.high)))
         columns.append((f"{number(most.mean)} {most.ends(number)}".rstrip(), str(layer), str(aggregate.counts[i])))
@@ -57,7 +56,7 @@ def averages_table(aggregate: Aggregate) -> RenderableType:
             f"Causal trace of {restored(aggregate)}, average of {counted(aggregate.facts, 'fact')}",
             f"{runs(aggregate.metric, 'answer', aggregate.clean, aggregate.corrupted)} {total}".rstrip(),
             f"Corruption: {aggregate.corruption}",
-            f"In brackets: {level} bootstrap intervals, where facts differ",
+            "In brackets: 95% bootstrap intervals, where facts differ",
         ),
         layer=aggregate.layer,
         depth=aggregate.effects.shape[1],

@@ -17,7 +17,6 @@ from ffedit.facts.text import counted, number, quoted, token
 from ffedit.inspector.edit_view import AddedMemory, EditView, LayerChange, Passage
 from ffedit.inspector.memory_view import MemoryView
 from ffedit.inspector.prompt_view import PromptView
-from ffedit.inspector.scaling import OFF, UP, Promotion
 from ffedit.inspector.views import Distribution, Prefix, TokenProbability
 from ffedit.model.memory import Address
 
@@ -104,7 +103,7 @@ def title(text: str) -> Text:
 
 
 def prompt_view(view: PromptView) -> Group:
-    """Render a prompt: its prediction, the layers where it is made, the active memories, and what to scale."""
+    """Render a prompt: its prediction, the layers where it is made, and the active memories."""
     if view.untouched is None:
         says = predictions({"predicts": view.prediction})
     else:
@@ -112,10 +111,7 @@ def prompt_view(view: PromptView) -> Group:
     sections: list[RenderableType] = [_heading(view), says, readings(view)]
     if any(layer.experts for layer in view.layers):
         sections.append(experts(view))
-    sections.append(firing(view))
-    if view.promotion is not None:
-        sections.append(promotion(view.promotion))
-    return spaced(*sections)
+    return spaced(*sections, firing(view))
 
 
 def compared(before: PromptView, after: PromptView) -> Group:
@@ -197,33 +193,6 @@ def firing(view: PromptView) -> Group:
         "promotes: the top token of what it adds, v where m > 0, −v where m < 0",
     ]
     return Group(title("Strongest memories"), table, notes(lines))
-
-
-def promotion(found: Promotion) -> Group:
-    """Render the memories to scale in order to promote a token, and the measured effect of scaling them."""
-    table = plain_table(*left("scale"), *right("expected", "alone", "so far"), *left("", "then says"))
-    for turn in found.turns:
-        table.add_row(
-            Text(f"{turn.slot} × {turn.factor:g}"),
-            *(Text(f"{'+' if gain > 0 else ''}{number(gain)}") for gain in (turn.predicted, turn.gain)),
-            Text(share(turn.together)),
-            bar(turn.together),
-            Text(named(turn.says), style="bold" if turn.says.id == found.token.id else ""),
-        )
-    what, words = f"P({named(found.token)})", quoted(found.token.token)
-    if found.enough == 0:
-        verdict = f"{words} is the prediction already."
-    elif found.enough is None:
-        verdict = f"Even all {found.tried:,} of the ranking, scaled together, do not make {words} the prediction."
-    else:
-        first, s = ("The first memory", "s") if found.enough == 1 else (f"The first {found.enough:,} memories", "")
-        verdict = f"{first} of the ranking, scaled together, make{s} {words} the prediction."
-    lines = [
-        f"× {OFF:g} suppresses a memory, × {UP:g} amplifies it, at every token of the prompt",
-        f"expected: gain of log {what} in nats to first order; alone: measured; so far: {what}, all up to it scaled",
-    ]
-    now = Text(f"{what} is {share(found.token.probability)} now, place {found.rank:,}.")
-    return Group(title(f"Memories to scale for {words}"), now, table, Text(verdict), notes(lines))
 
 
 # One memory ----------------------------------------------------------------------------------------

@@ -1,26 +1,24 @@
-"""Show the plan of an edit that was not made: its stages, with the time and memory that they would take."""
+"""Show the plan of an edit that was not made: the facts as they were read, and what would be done with them."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from itertools import islice
+
 from rich.console import RenderableType
-from rich.table import Column
 from rich.text import Text
 
-from ffedit.benchmark.estimate import Estimate
-from ffedit.display.terminal.tables import duration, folded, plain_table, spaced
+from ffedit.display.terminal.tables import folded, named_values, plain_table, spaced, with_more
+from ffedit.facts.fact import Fact
+
+MOST_FACTS = 8
 
 
-def plan(estimate: Estimate, written: str) -> RenderableType:
-    """Render the stages of an edit with their seconds; `written` lists the files and folders that it would write."""
-    table = plain_table("stage", *folded("step"), Column("about", justify="right"))
-    for stage in estimate.stages:
-        table.add_row(stage.name, stage.words, duration(stage.seconds))
-    table.add_row("", "in all", duration(estimate.seconds), style="bold")
-    most, now = estimate.memory_most / 1e9, estimate.memory_now / 1e9
-    lines = [
-        f"At most {duration(estimate.longest)}, if a value is not found before the last step.",
-        f"Memory: {most:.1f} GB at most, of which {now:.1f} GB are in use now.",
-        f"Written: {written}." if written else "Nothing is written: there is neither --out nor --export.",
-        f"Estimated from passes that were timed here: {estimate.tokens_per_second:,.0f} tokens a second.",
-    ]
-    return spaced(table, Text("\n".join(lines)))
+def plan(facts: Sequence[Fact], steps: Mapping[str, str]) -> RenderableType:
+    """Render the first facts, with the number of what else each has by field, and the `steps` by name."""
+    table = plain_table(*folded("prompt", "old object", "new object", "with"))
+    for fact in islice(facts, MOST_FACTS):
+        lists = {name: value for name, value in fact.to_dict().items() if isinstance(value, list)}
+        counts = ", ".join(f"{len(value)} {name}" for name, value in lists.items())
+        table.add_row(*(Text(cell or "") for cell in (fact.text, fact.previous, fact.target, counts)))
+    return spaced(with_more(table, len(facts) - MOST_FACTS), named_values(*steps.items()))

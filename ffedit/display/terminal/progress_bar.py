@@ -19,7 +19,7 @@ INTERVAL = 10.0  # seconds, at least, before and between lines
 
 @contextmanager
 def progress_bars(quiet: bool = False, console: Console | None = None) -> Iterator[Progress]:
-    """Yield a callback that shows one bar per stage, named up to a colon, until the block ends; nothing if `quiet`."""
+    """Yield a callback that shows one bar per stage until the block ends; nothing if `quiet`."""
     console = console or PlainConsole(stderr=True)
     if quiet or not console.is_terminal:
         yield silent if quiet else _lines(console)
@@ -37,10 +37,9 @@ def progress_bars(quiet: bool = False, console: Console | None = None) -> Iterat
     with bars:
 
         def advance(stage: str, done: int, total: int) -> None:
-            name = stage.partition(":")[0]
-            if name not in tasks:
-                tasks[name] = bars.add_task(stage, total=total)
-            bars.update(tasks[name], description=stage, completed=done, total=total)
+            if stage not in tasks:
+                tasks[stage] = bars.add_task(stage, total=total)
+            bars.update(tasks[stage], completed=done, total=total)
 
         yield advance
 
@@ -62,9 +61,9 @@ def _lines(console: Console) -> Progress:
 
     def advance(stage: str, done: int, total: int) -> None:
         nonlocal begun, last, current, reached
-        now, name = time.monotonic(), stage.partition(":")[0]
-        if name != current or done < reached:  # the stage begins anew where less of it is done than before
-            current, begun = name, now
+        now = time.monotonic()
+        if stage != current or done < reached:  # the stage begins anew where less of it is done than before
+            current, begun = stage, now
         reached = done
         if done < total and now - last >= max(INTERVAL, last - begun):
             left = f", {duration((now - begun) * (total - done) / done)} left" if now > begun and done else ""
