@@ -44,7 +44,6 @@ from .inspector import (
 )
 from .layer_choice.calibrate import LayerChoice as LayerChoice, LayerScore as LayerScore, choose_layer as choose_layer
 from .layer_choice.site_map import SiteMap as SiteMap, site_map as site_map
-from .loading.convert import convert as convert
 from .locator import Trace as Trace, TraceSet as TraceSet, locate as locate, locate_all as locate_all
 from .model.editable import Editable as Editable
 from .model.memory import Address as Address, KeyValueMemory as KeyValueMemory

@@ -35,7 +35,6 @@ COMMANDS = {
     "ui": "Edit by hand on a page in the browser, on this machine.",
     "export": "Export an edit as an edited checkpoint, an adapter or a GGUF file.",
     "undo": "Remove an edit from an exported checkpoint, bit for bit.",
-    "convert": "Make a checkpoint from an adapter and its base, or from pickled weights.",
     "show": "Show an edit: facts, method, settings, scores.",
     "diff": "Compare two checkpoints: the changed matrices and their rank.",
     "doctor": "Show versions, devices, and the editable parts of a model.",

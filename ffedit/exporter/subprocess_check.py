@@ -6,6 +6,9 @@ A process of its own has nothing of this one in its memory: it sees what anybody
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal, TypeAlias, get_args
@@ -13,7 +16,6 @@ from typing import Literal, TypeAlias, get_args
 import torch
 
 from ffedit.errors import CheckError, EditError
-from ffedit.files.fresh_process import run_module
 
 Verify: TypeAlias = Literal["auto", "tensors", "logits"]
 
@@ -51,12 +53,18 @@ def check_how(verify: Verify) -> None:
 
 def check_fresh(task: Task) -> Checked:
     """Run `python -m ffedit.exporter.verification` on a task; CheckError where it differs, or could not finish."""
-    environment = {"TOKENIZERS_PARALLELISM": "false"}
+    package = str(Path(__file__).parents[2])
+    paths = os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH"))))
+    environment = {**os.environ, "PYTHONPATH": paths, "TOKENIZERS_PARALLELISM": "false"}
     if not task.trust_remote_code:  # everything is on the disk, so nothing is to be asked of the hub
         environment["HF_HUB_OFFLINE"] = "1"
     question = json.dumps(asdict(replace(task, threads=torch.get_num_threads())))
     try:
-        process = run_module("ffedit.exporter.verification", question, environment)
+        process = subprocess.run(  # no shell
+            [sys.executable, "-m", "ffedit.exporter.verification"],
+            # Python looks for modules in the working folder first: no file of the current one is to be taken for one.
+            input=question, capture_output=True, text=True, cwd=package, check=False, env=environment,
+        )  # fmt: skip
     except OSError as error:
         raise CheckError(
             f"the process that verifies could not be started ({error.strerror or error}); nothing was written"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,14 +11,17 @@ from pathlib import Path
 from ffedit.errors import ModelError, brief
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
-PICKLED, PICKLED_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
 GGUF_PART = re.compile(r"(?P<stem>.+)-\d{5}-of-(?P<count>\d{5})\.gguf", re.IGNORECASE)
 POINTER = b"version https://git-lfs."  # how the file begins that Git keeps in place of a large one
 
 
-def conversion(folder: Path) -> str:
-    """Return the command that makes a whole checkpoint in safetensors of a folder."""
-    return shlex.join(["ffedit", "convert", str(folder), "--out", "DIR"])
+def refuse_pickled(folder: Path, name: str) -> None:
+    """Raise ModelError where a folder holds pickled weights; `name` is the model's name in the message."""
+    if pickled := sorted(path.name for path in folder.glob("pytorch_model*.bin")):
+        raise ModelError(
+            f"{name}: its weights are pickled ({pickled[0]}), and ffedit reads no pickle; save them as safetensors, "
+            f"and its tokenizer beside them: AutoModelForCausalLM.from_pretrained({str(folder)!r}).save_pretrained(DIR)"
+        )
 
 
 def is_pointer(file: Path) -> bool:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from ffedit.errors import ModelError, brief
 from ffedit.files.seal import UNSEALED, seal
-from ffedit.files.shards import INDEX, SINGLE, conversion, is_pointer, read_index
+from ffedit.files.shards import INDEX, SINGLE, is_pointer, read_index, refuse_pickled
 
 FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 NAMES = {dtype: name for name, dtype in FLOATS.items()}
@@ -173,11 +173,7 @@ def contents(folder: Path) -> dict[str, Stored]:
         return tensors
     if (folder / SINGLE).is_file():
         return read_header(folder / SINGLE)
-    if pickled := sorted(path.name for path in folder.glob("*.bin")):
-        raise ModelError(
-            f"{folder}: its weights are pickled ({pickled[0]}), and no pickle is loaded; convert them first: "
-            f"{conversion(folder)}"
-        )
+    refuse_pickled(folder, str(folder))
     raise ModelError(f"{folder}: no {SINGLE} and no {INDEX} in it; a checkpoint in safetensors was expected")
 
 

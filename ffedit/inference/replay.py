@@ -199,14 +199,10 @@ def resume(
     if not editable.resumable and start:
         kept = recording.states[layer][rows, :start]
         return resume(editable, recording, layer, torch.cat([kept, states], 1), rows, 0, read)
-    cache = DynamicCache()
-    for index, (keys, values) in enumerate(recording.past if start else []):
-        # For layers that do not run, only the number of positions is read from the cache.
-        kept = rows if index >= layer else torch.zeros_like(rows[:1])
-        cache.update(keys[kept, :, :start], values[kept, :, :start], index)
-    inputs: dict[str, Any] = {"use_cache": True, "cache": cache} if start else {"use_cache": False}
+    past = Past(recording.past)
+    prefixes = [Prefix(past, row, range(start)) for row in rows.tolist()]
     ids = recording.ids[rows, start : start + states.shape[1]]
-    return _run_on(editable, layer, states, ids, inputs, torch.stack([read[:, 0], read[:, 1] - start], 1))
+    return resume_after(editable, prefixes, layer, ids, states, torch.stack([read[:, 0], read[:, 1] - start], 1))
 
 
 def resume_after(
@@ -227,13 +223,6 @@ def resume_after(
     if prefixes and (width := int(lengths.max())):
         cache = cache_of(prefixes, layer)
         inputs = {"use_cache": True, "cache": cache, **inputs_after(editable, lengths, width, ids.shape[1])}
-    return _run_on(editable, layer, states, ids, inputs, read)
-
-
-def _run_on(
-    editable: Editable, layer: int, states: Tensor, ids: Tensor, inputs: Mapping[str, Any], read: Tensor
-) -> Tensor:
-    """Run the layers from `layer` on, which `states` enter; positions of `read` are counted from the first of these."""
     below = editable.layers[:layer]
     with editable.skipping(below, states) if below else replace_input(editable.layers[0], lambda _: states):
         return logits_at(editable, ids, inputs, read)

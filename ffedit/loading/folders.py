@@ -6,13 +6,11 @@ pointers of Git LFS, some of the shards. Each of these has a next step, which it
 
 from __future__ import annotations
 
-import json
 import shlex
 from pathlib import Path
-from typing import Any
 
 from ffedit.errors import ModelError
-from ffedit.files.shards import INDEX, PICKLED, PICKLED_INDEX, SINGLE, conversion, is_pointer, read_index
+from ffedit.files.shards import INDEX, SINGLE, is_pointer, read_index, refuse_pickled
 
 ADAPTER = "adapter_config.json"
 # Files in whose place a pointer may stand: the weights, the tokenizer, what describes them.
@@ -35,24 +33,24 @@ def check_folder(folder: Path, name: str) -> None:
         )
     is_model = (folder / "config.json").is_file()
     if (folder / ADAPTER).is_file():
-        merge = f"merge it first: {conversion(folder)}"
-        what = f"an adapter of {base_of(folder)}"
+        merge = (
+            "merge it into its base, and save the tokenizer beside it: "
+            f"AutoPeftModelForCausalLM.from_pretrained({str(folder)!r}).merge_and_unload().save_pretrained(DIR)"
+        )
         if is_model:
             raise ModelError(
-                f"{name}: holds a model and {what}, which transformers would load, too; to edit the model alone, "
-                f"move {ADAPTER} elsewhere; to edit it with the adapter, {merge}"
+                f"{name}: holds a model and a PEFT adapter, which transformers would load, too; to edit the model "
+                f"alone, move {ADAPTER} elsewhere; to edit it with the adapter, {merge}"
             )
-        raise ModelError(f"{name}: is {what}, not a model; {merge}")
+        raise ModelError(f"{name}: is a PEFT adapter, not a model; {merge}")
     if not is_model:
         raise ModelError(f"{name}: no config.json in it; {_elsewhere(folder)}")
     if (folder / INDEX).is_file():
         read_index(folder / INDEX)
-    elif not (folder / SINGLE).is_file() and (pickled := pickled_weights(folder)):
-        raise ModelError(
-            f"{name}: its weights are pickled ({pickled[0].name}), and ffedit loads no pickles; convert them first: "
-            f"{conversion(folder)}"
-        )
-    elif not any(path.suffix == ".safetensors" for path in files):
+        return
+    if not (folder / SINGLE).is_file():
+        refuse_pickled(folder, name)
+    if not any(path.suffix == ".safetensors" for path in files):
         others = [path.name for pattern in OTHERS for path in sorted(folder.glob(pattern))]
         found = f"; {others[0]} is not read: take the model's safetensors files, or its GGUF file" if others else ""
         if files_of_gguf := [path for path in files if path.suffix == ".gguf"]:
@@ -69,22 +67,3 @@ def _elsewhere(folder: Path) -> str:
         last = max(found, key=lambda path: (len(path.name), path.name))  # checkpoint-1000 is behind checkpoint-500
         return f"give the folder that has it: {last}"
     return "a model folder, a GGUF file or a hub id was expected"
-
-
-def base_of(folder: Path) -> str:
-    """Return the name of the model that an adapter was made for; ModelError where its config does not say."""
-    try:
-        content: Any = json.loads((folder / ADAPTER).read_text(encoding="utf-8"))
-        base = content["base_model_name_or_path"]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        base = None
-    if not isinstance(base, str) or not base:
-        raise ModelError(f"{folder / ADAPTER}: names no base (base_model_name_or_path); write it in")
-    return base
-
-
-def pickled_weights(folder: Path) -> list[Path]:
-    """Return the files of a checkpoint's pickled weights, in order; none where it has none."""
-    if (folder / PICKLED_INDEX).is_file():
-        return [folder / file for file in sorted(set(read_index(folder / PICKLED_INDEX).values()))]
-    return [folder / PICKLED] if (folder / PICKLED).is_file() else []

@@ -18,7 +18,6 @@ from copy import copy
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
@@ -293,9 +292,8 @@ def _unpacked_ahead(name: str, reader: Any, progress: Progress) -> Iterator[None
             progress(UNPACKING, round(done / 1e6), round(total / 1e6))
             return weights
 
-        numpy, no_bar = SimpleNamespace(**vars(np) | {"copy": _own}), lambda tensors, *_, **__: tensors
-        reading = patch.multiple(modeling_gguf_pytorch_utils, create=True, np=numpy, tqdm=no_bar)
-        with patch.object(gguf, "dequantize", next_of), reading:
+        no_bar = patch.object(modeling_gguf_pytorch_utils, "tqdm", lambda tensors, *_, **__: tensors, create=True)
+        with patch.object(gguf, "dequantize", next_of), no_bar:
             yield
 
 
@@ -314,11 +312,6 @@ def unpacked(data: Any, kind: Any, dequantize: Callable[[Any, Any], Any]) -> Any
         piece = dequantize(rows[first : first + each].reshape(1, -1), kind)
         weights[first * block :][: piece.size] = piece[0]
     return weights.reshape(*data.shape[:-1], -1)
-
-
-def _own(weights: Any) -> Any:
-    """Return an array that is not a view of the file; transformers would copy what was unpacked for it, too."""
-    return weights if weights.flags.writeable and weights.flags.c_contiguous else np.copy(weights)
 
 
 def _check_weights(name: str, reader: Any, model: Any) -> None:

@@ -162,9 +162,7 @@ class Opened(NamedTuple):
     common: dict[str, Any]  # transformers' arguments for all its parts
 
 
-def opened(
-    name: str, revision: str | None = None, trust_remote_code: bool = False, progress: Progress = silent
-) -> Opened:
+def opened(name: str, revision: str | None, trust_remote_code: bool, progress: Progress) -> Opened:
     """Find a checkpoint and read its config; of a GGUF file, this and the tokenizer are then in a folder."""
     _check_revision(name, revision)
     path = path_of(name, progress, weights=False)

@@ -24,7 +24,7 @@ from ffedit.model.discover import Layer, find_attention, find_feed_forward, find
 from ffedit.model.editable import Editable
 from ffedit.model.experts import Mixture, Routed
 from ffedit.model.feed_forward import FeedForward
-from ffedit.model.hooks import capture, capture_returned
+from ffedit.model.hooks import capture
 from ffedit.model.memory import KeyValueMemory
 
 # Errors of a model that cannot be run with these inputs.
@@ -54,7 +54,8 @@ def find_and_verify(
     config = model.config.get_text_config()
     layers = find_layers(model.get_decoder(), name, config.num_hidden_layers)
     editable = Editable(model, tokenizer, name, layers, attention=find_attention(layers))
-    editable.max_tokens = _longest_input(editable)
+    longest = (getattr(config, name, None) for name in ("max_position_embeddings", "n_positions", "max_seq_len"))
+    editable.max_tokens = next((int(n) for n in longest if n), editable.max_tokens)
     editable.feed_forward = [
         find_feed_forward(Layer(model, layer, i, name, editable.probe, value_matrix, saved_dtype))
         for i, layer in enumerate(layers)
@@ -78,15 +79,6 @@ def _transformers_model(model: Any, name: str) -> PreTrainedModel:
     return model
 
 
-def _longest_input(editable: Editable) -> int:
-    """Return the number of positions; they begin behind the position of padding where there is one (RoBERTa)."""
-    config, names = editable.model.config.get_text_config(), ("max_position_embeddings", "n_positions", "max_seq_len")
-    longest = next((int(n) for name in names if (n := getattr(config, name, None))), editable.max_tokens)
-    positions = (module for path, module in editable.model.named_modules() if path.endswith("position_embeddings"))
-    offsets = (module.padding_idx + 1 for module in positions if getattr(module, "padding_idx", None) is not None)
-    return longest - next(offsets, 0)
-
-
 @torch.no_grad()
 def _verify(editable: Editable) -> None:
     """Check in one forward pass that the model is causal, its numbers finite, and W k + b each layer's output."""
@@ -100,12 +92,13 @@ def _verify(editable: Editable) -> None:
         for path, module in model.named_modules()
         if not list(module.children()) and id(module) not in blocks and module is not editable.unembedding
     }
+    returned: list[Any] = []  # what the first layer returns, unchanged
     with (
         ExitStack() as stack,
         capture(modules, inputs=True) as keys,
         capture(modules) as outputs,
         capture({"first": editable.layers[0]}) as first,
-        capture_returned(editable.layers[0]) as returned,
+        editable.layers[0].register_forward_hook(lambda _, args, output: returned.append(output)),
         capture({"unembedding": editable.unembedding}, inputs=True) as final,
         capture(outside) as beside,
     ):

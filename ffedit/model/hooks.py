@@ -83,14 +83,6 @@ def watched(module: nn.Module, see: Callable[[Tensor], None]) -> Iterator[None]:
 
 
 @contextmanager
-def capture_returned(module: nn.Module) -> Iterator[list[Any]]:
-    """Collect each return value of `module`, unchanged."""
-    returned: list[Any] = []
-    with module.register_forward_hook(lambda _, args, output: returned.append(output)):
-        yield returned
-
-
-@contextmanager
 def replace_output(module: nn.Module, change: Callable[[Tensor], Tensor]) -> Iterator[None]:
     """Make `module` return `change(tensor)` instead of `tensor`."""
 

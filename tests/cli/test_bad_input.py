@@ -255,7 +255,6 @@ def test_folders_that_exist_are_kept(apply: Refuses, refuses: Refuses, here: Pat
     assert "holds no edit" in refuses("ask", "the tower", "--edit", "e", loads=False)
     (here / "e" / EDITS).mkdir()
     assert "give it as --model" in refuses("ask", "the tower", "--edit", "e", loads=False)
-    assert "a file; a folder was expected" in refuses("convert", "fact.json", "--out", "new", loads=False)
 
 
 # Models -------------------------------------------------------------------------------------------

@@ -23,7 +23,6 @@ WORDS = {
     "evaluate": ["FACTS"],
     "bench": ["FACTS"],
     "ask": ["The Eiffel Tower is in"],
-    "convert": ["MODEL", "--out", "whole"],
     "export": ["EDIT"],
     "undo": ["MODEL"],
     "show": ["EDIT"],
@@ -31,7 +30,6 @@ WORDS = {
 }
 INSIDE = "FACTS/inside.html"  # of a file
 WRONG_TEXT = {
-    "--base": "no-such-model",
     "--corpus": "no/such/text.txt",
     "--device": "no-such-device",
     "--device-map": "no-such-map",

@@ -1,9 +1,8 @@
-"""Folders that hold no whole checkpoint say what they hold and what the next step is; `convert` takes that step."""
+"""Folders that hold no whole checkpoint say what they hold and what the next step is."""
 
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +11,10 @@ import torch
 import zoo
 from making import on_disk, weights
 from safetensors.torch import load_file, save_file
-from shell import shell
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import ffedit
-from ffedit import FFEditError, ModelError
+from ffedit import ModelError
 from ffedit.files.shards import INDEX
 from ffedit.files.tensor_ranges import contents
 from ffedit.loading.load import local_folder
@@ -40,6 +39,13 @@ def refusal(folder: Path) -> str:
     (line,) = lines
     assert "\n" not in line and str(folder) in line
     return line
+
+
+def follow(line: str, tokenizer_of: Path, out: Path, **names: Any) -> Path:
+    """Run the Python that a line ends with, save the tokenizer beside the model, and return the folder."""
+    exec(line.rpartition(": ")[2], {"DIR": out, "AutoModelForCausalLM": AutoModelForCausalLM, **names})
+    AutoTokenizer.from_pretrained(tokenizer_of).save_pretrained(out)
+    return out
 
 
 @pytest.mark.parametrize("file", ["model-00002-of-*.safetensors", "tokenizer.json", "config.json"])
@@ -119,60 +125,24 @@ def test_what_becomes_of_a_quantised_model_is_said(base: Path, method: str) -> N
 # Pickled weights ----------------------------------------------------------------------------------
 
 
-def pickled(base: Path, shards: int) -> dict[str, torch.Tensor]:
-    """Turn a checkpoint's weights into pickled ones, of one file or several."""
+@pytest.mark.parametrize("shards", [1, 2])
+def test_the_line_says_how_pickled_weights_are_saved(base: Path, tmp_path: Path, shards: int) -> None:
     tensors = weights(base)
     for path in base.glob("model*"):
         path.unlink()
-    if shards == 1:
-        torch.save(tensors, base / PICKLED)
-        return tensors
-    where = {name: f"pytorch_model-{i % shards + 1:05}-of-{shards:05}.bin" for i, name in enumerate(tensors)}
-    for file in set(where.values()):
+    files = [PICKLED] if shards == 1 else [f"pytorch_model-{i + 1:05}-of-00002.bin" for i in range(2)]
+    where = {name: files[i % shards] for i, name in enumerate(tensors)}
+    for file in files:
         torch.save({name: tensors[name] for name in tensors if where[name] == file}, base / file)
-    (base / f"{PICKLED}.index.json").write_text(json.dumps({"metadata": {}, "weight_map": where}))
-    return tensors
-
-
-@pytest.mark.parametrize("shards", [1, 2])
-def test_the_command_in_the_line_converts_pickled_weights(
-    base: Path, tmp_path: Path, shards: int, capsys: pytest.CaptureFixture[str]
-) -> None:
-    expected = pickled(base, shards)
+    if shards > 1:
+        (base / f"{PICKLED}.index.json").write_text(json.dumps({"metadata": {}, "weight_map": where}))
     line = refusal(base)
-    assert "its weights are pickled" in line
-    command = line.partition("first: ffedit ")[2].replace("DIR", str(tmp_path / "whole")).split()
-    ran = shell(capsys, *command)
-    assert ran.code == 0, ran.err
-    found = weights(tmp_path / "whole")
-    assert found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in found)
-    assert len(contents(tmp_path / "whole")) == len(expected) and not list((tmp_path / "whole").glob("*.bin"))
+    assert f"its weights are pickled ({files[0]})" in line
+    with pytest.raises(ModelError, match="its weights are pickled"):
+        contents(base)
+    found = weights(follow(line, base, tmp_path / "whole"))
     assert ffedit.load(tmp_path / "whole").tokenizer.vocab_size == zoo.VOCAB
-
-
-class Bomb:
-    """Makes a folder when it is unpickled."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return os.mkdir, (str(self.folder),)
-
-
-@pytest.mark.parametrize("what", ["code", "a number", "no names"])
-def test_what_is_more_than_tensors_is_not_converted(base: Path, tmp_path: Path, what: str) -> None:
-    executed, out = tmp_path / "executed", tmp_path / "whole"
-    content = {
-        "code": {"weight": Bomb(executed)},
-        "a number": {"weight": torch.zeros(2), "step": 3},
-        "no names": [torch.zeros(2)],
-    }[what]
-    pickled(base, 1)
-    torch.save(content, base / PICKLED)
-    with pytest.raises(ModelError, match="it holds more than named tensors") as caught:
-        ffedit.convert(base, out)
-    assert "\n" not in str(caught.value) and not executed.exists() and not out.exists()
+    assert found.keys() == tensors.keys() and all(torch.equal(found[name], tensors[name]) for name in found)
 
 
 # Adapters -----------------------------------------------------------------------------------------
@@ -191,15 +161,13 @@ def adapted(base: Path, tmp_path: Path) -> tuple[Path, Any]:
     return tmp_path / "adapter", model
 
 
-def test_the_command_in_the_line_merges_an_adapter(
-    adapted: tuple[Path, Any], base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_line_says_how_an_adapter_is_merged(adapted: tuple[Path, Any], base: Path, tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft")
     folder, model = adapted
     line = refusal(folder)
-    assert f"is an adapter of {base}, not a model" in line
-    ran = shell(capsys, *line.partition("first: ffedit ")[2].replace("DIR", str(tmp_path / "whole")).split())
-    assert ran.code == 0, ran.err
-    expected, found = zoo.logits(model), zoo.logits(ffedit.load(tmp_path / "whole").model)
+    assert "is a PEFT adapter, not a model" in line
+    whole = follow(line, base, tmp_path / "whole", AutoPeftModelForCausalLM=peft.AutoPeftModelForCausalLM)
+    expected, found = zoo.logits(model), zoo.logits(ffedit.load(whole).model)
     assert torch.allclose(found, expected, atol=1e-4 * float(expected.abs().max()))
     assert not torch.allclose(found, zoo.logits(ffedit.load(base).model), atol=1e-2)
 
@@ -208,8 +176,8 @@ def test_a_folder_with_a_model_and_an_adapter_is_refused_with_both_ways(adapted:
     for path in adapted[0].glob("adapter*"):
         (base / path.name).write_bytes(path.read_bytes())
     line = refusal(base)
-    assert "holds a model and an adapter of" in line and "move adapter_config.json elsewhere" in line
-    assert "ffedit convert" in line
+    assert "holds a model and a PEFT adapter" in line and "move adapter_config.json elsewhere" in line
+    assert "merge_and_unload()" in line
 
 
 def test_a_live_adapter_is_refused_with_the_hint(adapted: tuple[Path, Any]) -> None:
@@ -218,22 +186,3 @@ def test_a_live_adapter_is_refused_with_the_hint(adapted: tuple[Path, Any]) -> N
             ffedit.load((model, zoo.words()))
     merged = adapted[1].merge_and_unload()
     assert len(ffedit.load((merged, zoo.words())).layers) == zoo.DEPTH
-
-
-def test_what_cannot_be_converted_is_refused_in_a_line(base: Path, adapted: tuple[Path, Any], tmp_path: Path) -> None:
-    folder, out = adapted[0], tmp_path / "whole"
-    for change, word in (
-        ("none", "no such folder"),
-        ("model", "holds neither adapter_config.json nor pickled weights"),
-        ("base", "names no base"),
-        ("weights", "no adapter_model.safetensors"),
-    ):
-        if change == "base":
-            (folder / "adapter_config.json").write_text("{}")
-        if change == "weights":
-            (folder / "adapter_model.safetensors").unlink()
-        source = {"none": tmp_path / "no", "model": base}.get(change, folder)
-        base_given = str(base) if change == "weights" else None
-        with pytest.raises(FFEditError, match=word) as caught:
-            ffedit.convert(source, out, base=base_given)
-        assert "\n" not in str(caught.value) and not out.exists()
