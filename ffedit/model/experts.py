@@ -8,8 +8,8 @@ With the router's weight inside the key of a fact, k_e = g_e m_e, the layer is o
 expert's *input* (Llama 4), k_e = m_e(g_e x).
 
 transformers stores the matrices of all experts in one parameter each, [E, ..], and declares the layout on the module
-(`has_gate`, `has_bias`, `is_transposed`, `is_concatenated`, `_apply_gate`); a layout that is not declared is a row of
-`roles.LAYOUTS`. A single expert has no module, so the router's choice is captured at the input of the experts.
+(`has_gate`, `has_bias`, `is_transposed`, `_apply_gate`); a layout that is not declared is a row of `roles.LAYOUTS`. A
+single expert has no module, so the router's choice is captured at the input of the experts.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -27,7 +27,7 @@ from ffedit.errors import ModelError
 from ffedit.model import storage
 from ffedit.model.first_layer import KeyRows, Rows
 from ffedit.model.hooks import first_of
-from ffedit.model.roles import LAYOUTS, Layout
+from ffedit.model.roles import LAYOUTS, Layout, Role
 
 DECLARED = ("has_gate", "has_bias", "is_transposed", "_apply_gate", "down_proj")
 
@@ -65,10 +65,7 @@ class Experts:
     def layout(self) -> Layout:
         """Layout of the matrices."""
         module = self.module
-        if (row := LAYOUTS.get(type(module).__name__)) is not None:
-            return row
-        alternating = not getattr(module, "is_concatenated", True)  # older versions do not declare it
-        return Layout(module.has_gate, module.has_bias, module.is_transposed, alternating=alternating)
+        return LAYOUTS.get(type(module).__name__) or Layout(module.has_gate, module.has_bias, module.is_transposed)
 
     @property
     def first(self) -> str:
@@ -91,15 +88,39 @@ class Experts:
             matrix, bias = self._first(expert)
             if not self.layout.gate:
                 return Rows(matrix, bias)
-            half = len(matrix) // 2
-            gate, up = (slice(0, half), slice(half, None))
-            if self.layout.alternating:
-                gate, up = slice(0, None, 2), slice(1, None, 2)
+            gate, up = self.order
             gate_bias, up_bias = (None, None) if bias is None else (bias[gate], bias[up])
             return Rows(matrix[gate], gate_bias, matrix[up], up_bias)
 
+        role = Role(self.first, fused=self.layout.gate)
         activation = type(getattr(self.module, "act_fn", self.module)).__name__
-        return KeyRows(self.module, activation, tensors, partial(self.coefficients, expert))
+        return KeyRows(role, self.module, activation, tensors, partial(self.coefficients, expert))
+
+    @cached_property
+    def order(self) -> tuple[slice, slice]:
+        """Rows of a first matrix that are the gate's, and up's: two halves (Mixtral), or alternating (GPT-OSS).
+
+        It is the order in which the block's own gate gives for all columns what it gives for each pair alone. Raises
+        ModelError where it is neither.
+        """
+
+        def pairwise(gate: Tensor, up: Tensor) -> Tensor:
+            return self.gated(torch.stack([gate, up], -1))[..., 0]
+
+        matrix, _ = self._first(0)
+        n = len(matrix) // 2
+        z = torch.randn(8, 2 * n, generator=torch.Generator().manual_seed(0)).to(matrix.device)
+        gate, up = z[:, :1], torch.tensor([-1.0, 0.0, 1.0]).to(z)
+        output = pairwise(gate.expand(-1, 3), up.expand(8, -1))
+        linear = torch.allclose(output[:, 2] - output[:, 1], output[:, 1] - output[:, 0], rtol=1e-3, atol=1e-5)
+        for order in ((slice(0, n), slice(n, None)), (slice(0, None, 2), slice(1, None, 2))):
+            alone = pairwise(z[:, order[0]], z[:, order[1]])
+            if linear and torch.allclose(alone, self.gated(z), rtol=1e-3, atol=1e-5):
+                return order
+        raise ModelError(
+            f"{type(self.module).__name__}: gate and up are neither two halves nor alternating rows, gate first, so "
+            "its keys cannot be read; its coefficients and its values can"
+        )
 
     def _first(self, expert: int) -> tuple[Tensor, Tensor | None]:
         """Return the first matrix of one expert, [outputs, d_model], and its bias."""

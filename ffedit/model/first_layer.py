@@ -25,7 +25,7 @@ from transformers.pytorch_utils import Conv1D
 from ffedit.errors import ModelError
 from ffedit.model import storage
 from ffedit.model.hooks import capture
-from ffedit.model.roles import ACTIVATION_ROLES, ACTIVATIONS, KEY_ROLES
+from ffedit.model.roles import ACTIVATION_ROLES, ACTIVATIONS, KEY_ROLES, Role
 
 # Code that error messages tell the reader to run.
 NAME_KEYS = "from ffedit.model.roles import KEY_ROLES, Role; KEY_ROLES.insert(0, Role(...))"
@@ -45,11 +45,17 @@ class Rows(NamedTuple):
 class KeyRows:
     """First matrix of a feed-forward layer or of one expert, whatever its storage."""
 
+    role: Role  # the role that it was found by
     first: nn.Module  # the module that holds K or the gate
     activation_name: str  # the name of f in the model
     tensors: Callable[[], Rows]  # returns the matrices as they are now
     # maps what the layer receives, behind its norm, [.., d_model], to m [.., d_ff], and its gradients
     coefficients: Callable[[Tensor], Tensor]
+
+    @property
+    def gated(self) -> bool:
+        """True if the activated coefficients are multiplied by a second set."""
+        return self.role.fused or self.role.up is not None
 
 
 def find(block: nn.Module, value: nn.Module, d_ff: int, name: str) -> KeyRows:
@@ -63,7 +69,7 @@ def find(block: nn.Module, value: nn.Module, d_ff: int, name: str) -> KeyRows:
             if all(_is_linear(part) and len(_weight(part)) == d_ff * (1 + role.fused) for part in parts):
                 called, activation = _activation(holder, name)
                 tensors = partial(_tensors, role.fused, *parts)
-                return KeyRows(parts[0], called, tensors, partial(_coefficients, activation, tensors))
+                return KeyRows(role, parts[0], called, tensors, partial(_coefficients, activation, tensors))
     children = ", ".join(path for path, module in block.named_modules() if path and not list(module.children()))
     known = "/".join(role.first + (f"+{role.up}" if role.up else "") for role in KEY_ROLES)
     raise ModelError(

@@ -73,12 +73,7 @@ class Layout(NamedTuple):
     # the router scales an expert's input, not its output, and every expert receives all tokens, expert after expert,
     # those that are not its own as zeros
     scales_input: bool = False
-    # outputs of the gate and of up alternate in the first matrices; else those of the gate come first
-    alternating: bool = False
 
 
 # Layouts that transformers does not declare, by the class of the experts.
-LAYOUTS: dict[str, Layout] = {
-    "Llama4TextExperts": Layout(True, False, True, scales_input=True),
-    "GptOssExperts": Layout(True, True, True, alternating=True),  # declared by new versions
-}
+LAYOUTS: dict[str, Layout] = {"Llama4TextExperts": Layout(True, False, True, scales_input=True)}

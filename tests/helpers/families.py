@@ -36,7 +36,6 @@ from ffedit.editor.write import write as write_facts
 from ffedit.evaluator.responses import ask
 from ffedit.inference.corpus import Corpus
 from ffedit.model.editable import Editable
-from ffedit.model.first_layer import Rows
 from ffedit.model.hooks import replace_input
 from ffedit.model.tokenization import encode
 
@@ -246,11 +245,6 @@ def works(family: str) -> str:
     return f"all but {', '.join(missing)}" if missing else "everything"
 
 
-def fused(rows: Rows) -> bool | None:
-    """Whether gate and up are in one matrix; None where there is no gate."""
-    return None if rows.up is None else rows.rows.untyped_storage().data_ptr() == rows.up.untyped_storage().data_ptr()
-
-
 def row(family: str) -> tuple[str, ...]:
     """One line of the table."""
     editable = case(family).editable
@@ -258,12 +252,13 @@ def row(family: str) -> tuple[str, ...]:
     memory, way = place.memories[0], way_to_stream(family)
     join = ", normed" if way.norm is not None else "" if way.factor == 1 else f", × {way.factor:.3g}"
     path = f"{memory.name}.{memory.own}".split(f".{LAYER}.", 1)[1].removesuffix(".weight")
-    experts = ""
+    experts, gate = "", "no"
     if place.mixture is not None:
         shared = len(place.mixture.shared)
         experts = f"{len(place.memories) - shared}" + (f" + {shared} shared" if shared else "")
     rows = memory.key_rows
-    gate = {None: "no", True: "fused", False: "yes"}[fused(rows.tensors())]
+    if rows.gated:
+        gate = "fused" if rows.role.fused else "yes"
     return (
         family,
         type(editable.model).__name__,

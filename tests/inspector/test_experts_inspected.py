@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from shown import shown
 import ffedit
 from ffedit import Corpus
 from ffedit.display.terminal.memories import edited_view, memory_view, prompt_view
+from ffedit.errors import ModelError
 from ffedit.inspector.edit_view import inspect_edit
 from ffedit.inspector.memory_view import inspect_memory
 from ffedit.inspector.prompt_view import inspect_prompt
@@ -125,7 +127,7 @@ def test_an_expert_is_attention_over_its_keys_and_values(family: str) -> None:
         torch.testing.assert_close(memory.coefficients(x), m, rtol=1e-4, atol=1e-4)
         bias = block.experts.down_proj_bias[expert] if family == "gpt_oss" else 0
         torch.testing.assert_close(memory.attend(x), m @ values_of(family, block, expert) + bias, rtol=1e-4, atol=1e-3)
-        rows = memory.key_rows.tensors()
+        key_rows, rows = memory.key_rows, memory.key_rows.tensors()
         gate, up = x @ rows.rows.T, x @ rows.up.T
         if family == "gpt_oss":
             gate, up = (gate + rows.bias).clamp(max=7), (up + rows.up_bias).clamp(-7, 7) + 1
@@ -133,12 +135,29 @@ def test_an_expert_is_attention_over_its_keys_and_values(family: str) -> None:
             assert rows.bias is None and rows.up_bias is None
         alpha = 1.702 if family == "gpt_oss" else 1.0
         torch.testing.assert_close(gate * torch.sigmoid(alpha * gate) * up, m, rtol=1e-4, atol=1e-4)
-        assert rows.rows.shape == (memory.d_ff, 32)
+        assert key_rows.gated and key_rows.role.fused and rows.rows.shape == (memory.d_ff, 32)
         shares = rows.rows.untyped_storage().data_ptr() == block.experts.gate_up_proj.untyped_storage().data_ptr()
         assert shares, "views of the model's weights"
     if family in SHARED:
         shared, own = editable.memories[Address(1, 4)], block.shared_expert
         torch.testing.assert_close(shared.attend(x), own(x), rtol=1e-4, atol=1e-4)
+
+
+def test_an_order_of_gate_and_up_that_is_not_known_is_refused() -> None:
+    editable = zoo.build("mixtral")
+    memory = editable.memories[Address(1, 0)]
+    module: Any = memory.module
+    usual = module._apply_gate
+    for strange in (
+        lambda z: usual(z).flip(-1),
+        lambda z: usual(torch.cat(z.chunk(2, -1)[::-1], -1)),  # the gate behind
+    ):
+        module._apply_gate = strange
+        with pytest.raises(ModelError, match="neither two halves nor alternating rows") as caught:
+            _ = memory.key_rows.tensors()
+        assert "\n" not in str(caught.value)
+        assert memory.coefficients(torch.randn(2, 32)).shape == (2, 48)
+        del memory.__dict__["key_rows"]
 
 
 # An edit ------------------------------------------------------------------------------------------

@@ -10,7 +10,6 @@ import pytest
 import torch
 import transformers as hf
 import zoo
-from families import fused
 from torch import Tensor, nn
 
 from ffedit.errors import ModelError
@@ -70,13 +69,14 @@ def test_attention_over_the_memories_is_the_layer(family: str) -> None:
         check_layer(editable, layer)
         rows = editable.memories[layer].key_rows
         assert rows.tensors().rows.shape == (editable.memories[layer].d_ff, zoo.WIDTH)
+        assert rows.gated == (rows.tensors().up is not None)
 
 
 @pytest.mark.parametrize("family", zoo.FAMILIES)
 def test_gated_families_are_told_apart(family: str) -> None:
-    rows = zoo.shared(family).memories[1].key_rows.tensors()
-    assert (rows.up is not None) == (family not in PLAIN)
-    assert (fused(rows) or False) == (family in ("phi3", "glm"))
+    rows = zoo.shared(family).memories[1].key_rows
+    assert rows.gated == (family not in PLAIN)
+    assert rows.role.fused == (family in ("phi3", "glm"))
 
 
 @pytest.mark.parametrize("family", ["gpt2", "phi3", "gemma2"])
