@@ -32,7 +32,6 @@ from ffedit.editor.names import method_names
 )
 @options.solving_options
 @click.option("--out", type=options.FILE, help="Save the edit in this folder.")
-@click.option("--scratch", is_flag=True, hidden=True)  # the folder of --out is no result: `ffedit run` deletes it
 @click.option(
     "--save-recipe",
     type=options.FILE,
@@ -49,7 +48,7 @@ from ffedit.editor.names import method_names
 @options.html_option
 def apply(solving: options.Solving, surface: Surface, html: Path | None, **given: Any) -> None:
     """Write the facts of FACTS (files of any shape, a data set, or -) into a model."""
-    paths = {name: given.pop(name) for name in ("out", "scratch", "save_recipe", "export_to", "hub", "force", "plot")}
+    paths = {name: given.pop(name) for name in ("out", "save_recipe", "export_to", "hub", "force", "plot")}
     destinations = Destinations(json_to=surface.json_to, html=html, **paths)
     destinations.check()
     solving.check_text()

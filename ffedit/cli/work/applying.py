@@ -183,7 +183,7 @@ class Application:
         edit = edit.noted(warnings=[breach.words for breach in broken], inputs=self.solving.inputs)
         failure = unmet(self.require, report.after or report.before) or (refusal(broken) if self.strict else None)
         failure = failure or (None if destinations.force else not_taken(report.verdict))
-        saved = {"edit": destinations.kept, "checkpoint": destinations.export_to} if failure is None else {}
+        saved = {"edit": destinations.out, "checkpoint": destinations.export_to} if failure is None else {}
         applied = result.applied(self.editable, edit, found, report, self.ends, saved, self.layers, self.left_out)
         done = False
         try:
@@ -252,6 +252,6 @@ def save(destinations: Destinations, editable: Editable, edit: Edit) -> None:
         if destinations.out is not None:
             edit.save_with(placing, destinations.out, destinations.force)
     if destinations.save_recipe is not None:
-        folders = {"out": destinations.kept, "export": destinations.export_to}
+        folders = {"out": destinations.out, "export": destinations.export_to}
         goes_to = {name: str(path) for name, path in folders.items() if path is not None}
         write_text(destinations.save_recipe, to_yaml(recipe_of(edit) | goes_to, edit))
