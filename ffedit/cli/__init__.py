@@ -56,7 +56,7 @@ PANELS = {
         *("--device-map", "--offload", "--max-memory"),
     ),
     "Output": (
-        *("--out", "--export", "--save-recipe", "--save", "--plot", "--html", "--push-to-hub", "--force"),
+        *("--out", "--export", "--save-recipe", "--save", "--plot", "--html", "--force"),
         *("--json", "--quiet", "--verbose", "--log"),
     ),
 }

@@ -28,12 +28,9 @@ class Destinations:
     html: Path | None
     json_to: str | None
     force: bool
-    hub: str | None = None
 
     def check(self) -> None:
         """Check that the results can be written, none in a folder that is made anew. Raises EditError otherwise."""
-        if self.hub is not None and self.export_to is None:
-            raise EditError(f"--push-to-hub {self.hub}: uploads what --export writes; add --export DIR")
         folders = [folder for folder in (self.out, self.export_to) if folder is not None]
         for folder in folders:  # all of them, before one is refused
             sweep(folder.absolute().parent, folder.name)

@@ -117,7 +117,6 @@ writing_options = all_of(
     ),
     click.option("--force", is_flag=True, help="Replace an existing folder that holds weights."),
 )
-PUSH = click.option("--push-to-hub", "hub", metavar="NAME", help="Upload the result to this repository of the hub.")
 
 
 # Edits ---------------------------------------------------------------------------------------------

@@ -60,7 +60,6 @@ WRONG_TEXT = {
     "--preset": "no-such-preset",
     "--promote": "nothing",
     "--protect": "no/such/names.txt",
-    "--push-to-hub": "no name of a repository/",
     "--require": "no-such-metric>=2",
     "--revision": "no-such-revision",
     "--save": "numbers.txt",

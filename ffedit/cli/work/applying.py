@@ -17,7 +17,6 @@ from ffedit.cli.options import ModelOptions, Solving, parse_layers
 from ffedit.cli.surface import Surface
 from ffedit.cli.work import result
 from ffedit.cli.work.model import join, load_model
-from ffedit.cli.work.ship import pushed
 from ffedit.cli.work.solving import config_of, stats_of
 from ffedit.display.figures.plots import heat_maps
 from ffedit.display.figures.saving import figure_ready
@@ -195,10 +194,7 @@ class Application:
             self._show(found, edit, report, broken, done)
         if failure is not None:
             raise failure
-        surface.show(
-            pushed(destinations.export_to, destinations.hub),
-            destinations.next_step(self.facts[0], self.editable.chat),
-        )
+        surface.show(destinations.next_step(self.facts[0], self.editable.chat))
 
     def _show(self, found: Found, edit: Edit, report: Report, broken: Sequence[Breach], saved: bool) -> None:
         """Show what became of the facts, what changed for the worse, and the scores; with `--verbose`, all."""

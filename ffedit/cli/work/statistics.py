@@ -11,7 +11,6 @@ import ffedit
 from ffedit.cli.options import ModelOptions, parse_layers
 from ffedit.cli.surface import Surface
 from ffedit.cli.work.model import join, load_model
-from ffedit.cli.work.ship import pushed
 from ffedit.display.terminal.statistics import moments_table, shortage
 from ffedit.inference.corpus import Corpus
 from ffedit.layer_choice.published import auto_layer
@@ -24,7 +23,6 @@ def stats(
     tolerance: float | None,
     out: Path | None,
     force: bool,
-    hub: str | None,
     model: ModelOptions,
     surface: Surface,
     **text: Any,
@@ -57,4 +55,3 @@ def stats(
     names = [field.name for field in fields(ffedit.KeyMoments) if field.init and field.name not in ("sum", "probes")]
     rows = [{name: getattr(moments, name) for name in names} for moments in collected.values()]
     surface.write_json({"layers": rows})
-    surface.show(pushed(out, hub))
