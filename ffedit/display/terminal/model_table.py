@@ -83,7 +83,7 @@ def environment() -> Table:
     return named_values(
         ("versions", ", ".join(f"{name} {version}" for name, version in versions().items())),
         ("devices", ", ".join(devices)),
-        ("cache", f"{files}, in {cache.folder()}; {cache.Limits.set()}"),
+        ("cache", f"{files}, in {cache.folder()}; {cache.bounds()}"),
     )
 
 
