@@ -16,7 +16,7 @@ from ffedit.cli.destinations import Destinations
 from ffedit.cli.options import ModelOptions, Solving, parse_layers
 from ffedit.cli.surface import Surface
 from ffedit.cli.work import result
-from ffedit.cli.work.model import join, load_model
+from ffedit.cli.work.model import load_model
 from ffedit.cli.work.solving import config_of, stats_of
 from ffedit.display.figures.plots import heat_maps
 from ffedit.display.figures.saving import figure_ready
@@ -43,6 +43,7 @@ from ffedit.facts.text import counted, quoted
 from ffedit.files.atomic import text_ready, write_text
 from ffedit.files.placing import together
 from ffedit.inference.corpus import Corpus
+from ffedit.inference.distributed import process_group
 from ffedit.layer_choice.choose import Found, find_layer, known_layer, spread_below
 from ffedit.model.editable import Editable
 from ffedit.model.tokenization import decode
@@ -83,7 +84,7 @@ class Application:
         for fact in facts:
             check_word(self.fact_token, fact.subject)
         self.ends = {"start": perf_counter()}  # seconds at which the start and then each stage ended
-        self.group = join(self.surface)
+        self.group = process_group()
         self.editable: Editable = load_model(self.model, self.surface, show=self.surface.verbose)
         if self.destinations.is_gguf:
             source_file(self.editable.name, self.editable)  # raises EditError for a model that is not of one

@@ -10,9 +10,10 @@ from typing import Any
 import ffedit
 from ffedit.cli.options import ModelOptions, parse_layers
 from ffedit.cli.surface import Surface
-from ffedit.cli.work.model import join, load_model
+from ffedit.cli.work.model import load_model
 from ffedit.display.terminal.statistics import moments_table, shortage
 from ffedit.inference.corpus import Corpus
+from ffedit.inference.distributed import process_group
 from ffedit.layer_choice.published import auto_layer
 
 
@@ -28,7 +29,7 @@ def stats(
     **text: Any,
 ) -> None:
     """Collect the statistics of a `text`, or add up those in `folders`."""
-    group = join(surface)
+    group = process_group()
     if merge:
         collected, why, short = ffedit.merge_stats(folders), "", None
     else:
