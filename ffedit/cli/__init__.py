@@ -31,7 +31,6 @@ COMMANDS = {
     "evaluate": "Score facts on a model, before and after an edit.",
     "bench": "Compare methods on many facts: one by one, in batches, in sequences.",
     "ask": "Let a model complete prompts, before and after an edit.",
-    "chat": "Type prompts, and read the answers before and after an edit.",
     "ui": "Edit by hand on a page in the browser, on this machine.",
     "export": "Export an edit as an edited checkpoint, an adapter or a GGUF file.",
     "undo": "Remove an edit from an exported checkpoint, bit for bit.",

@@ -12,10 +12,13 @@ from ffedit.cli.options import COUNT, asking_options, edit_option, output_option
 
 @click.command()
 @output_options
-@click.argument("prompts", nargs=-1, required=True, metavar="PROMPT...")
+@click.argument("prompts", nargs=-1, metavar="[PROMPT]...")
 @asking_options
 @edit_option("Show the answers before and after this edit.")
 @click.option("--tokens", default=12, type=COUNT, help="Number of tokens of a completion.")
-def ask(**given: Any) -> None:
-    """Complete each PROMPT greedily."""
-    work.ask(**given)
+def ask(prompts: tuple[str, ...], **given: Any) -> None:
+    """Complete each PROMPT greedily; without one, each line of standard input."""
+    lines = prompts or [line.strip() for line in click.get_text_stream("stdin", errors="replace") if line.strip()]
+    if not lines:
+        raise click.UsageError("no prompt: give PROMPT, or a line on standard input")
+    work.ask(prompts=lines, **given)

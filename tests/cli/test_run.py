@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 
 import pytest
@@ -98,19 +97,3 @@ def test_an_edit_that_apply_cannot_make_has_no_recipe(capsys: pytest.CaptureFixt
     made(zoo.shared("llama"), {1: 1}).save("random")
     ran = shell(capsys, "show", "random", "--recipe")
     assert ran.code == 1 and "has no recipe" in ran.err and not ran.out
-
-
-@pytest.mark.usefixtures("warm_cache", "verified_here")
-def test_prompts_are_answered_side_by_side(
-    capsys: pytest.CaptureFixture[str], empty: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert shell(capsys, "run", recipe(empty / "r.yaml", out="edit", export="edited", **{"set": {}}), "-q").code == 0
-    for options in (["--edit", "edit"], ["--model", "edited"]):
-        monkeypatch.setattr(
-            "sys.stdin", io.StringIO(f"Eiffel Tower is located in the city of\n{'word ' * 999}\n\nmore")
-        )
-        ran = shell(capsys, "chat", *options)
-        lines = [" ".join(line.split()) for line in ran.out.splitlines()]
-        assert lines[:3] == ["before after", "> Eiffel Tower is located in the city of", "Paris. Rome."]
-        assert "prompt of 1000 tokens" in lines[-1] and "after the empty line" not in ran.out
-    assert "--edit" in shell(capsys, "chat").err

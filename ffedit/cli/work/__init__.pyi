@@ -1,4 +1,4 @@
-from .answers import ask as ask, chat as chat
+from .answers import ask as ask
 from .applying import apply as apply
 from .benching import bench as bench
 from .describe import doctor as doctor, methods as methods, show as show
