@@ -55,7 +55,7 @@ PANELS = {
         *("--device-map", "--offload", "--max-memory"),
     ),
     "Output": (
-        *("--out", "--export", "--save-recipe", "--save", "--plot", "--html", "--force"),
+        *("--out", "--export", "--save-recipe", "--plot", "--html", "--force"),
         *("--json", "--quiet", "--verbose", "--log"),
     ),
 }

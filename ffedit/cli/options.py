@@ -242,7 +242,7 @@ def written_file(context: click.Context, option: click.Parameter, target: Path |
 
 # Options of files that are read, and of files that are written.
 READ = ("sources", "corpus", "protect", "text")
-WRITTEN = ("json_to", "log", "html", "plot", "save", "save_recipe")
+WRITTEN = ("json_to", "log", "html", "plot", "save_recipe")
 
 
 def _refuse_overwriting(given: Mapping[str, Any]) -> None:

@@ -60,7 +60,6 @@ WRONG_TEXT = {
     "--protect": "no/such/names.txt",
     "--require": "no-such-metric>=2",
     "--revision": "no-such-revision",
-    "--save": "numbers.txt",
     "--save-recipe": INSIDE,
     "--set": "no.such=number",
     "--stats": "no-such-folder",

@@ -37,7 +37,6 @@ def locate(
     leak: bool,
     solving: Solving,
     plot: Path | None,
-    save: Path | None,
     surface: Surface,
     left_out: Sequence[LeftOutRecords] = (),
     **settings: Any,
@@ -72,8 +71,6 @@ def locate(
     if mapped is not None:
         surface.show(site_map_view(mapped, choosing.traces[0], marked))
     surface.write_json(result.located(editable, facts, measured, aggregates, layer, mapped, left_out))
-    if save is not None:
-        (aggregates[0] if averaged else measured[0].traces[0]).save(save)
     if plot is not None and mapped is not None:
         save_figure(plot, partial(site_maps, choosing.traces[0], mapped, marked))
     elif plot is not None:
