@@ -22,10 +22,10 @@ from ffedit.display.figures.plots import heat_maps
 from ffedit.display.figures.saving import figure_ready
 from ffedit.display.html.result import result_page
 from ffedit.display.terminal.heat_map import heat_map
-from ffedit.display.terminal.layer_choice import reasons
 from ffedit.display.terminal.model_table import model_line, short_name
 from ffedit.display.terminal.outcome import outcome, worse
 from ffedit.display.terminal.plan import plan
+from ffedit.display.terminal.recall import reasons
 from ffedit.display.terminal.scores import MOST_TOKENS, before_after, verdict_view, what_it_says
 from ffedit.display.terminal.shipped import packing
 from ffedit.display.terminal.tables import duration, ranges

@@ -15,7 +15,7 @@ from typing import Any
 
 from click import get_current_context
 
-from ffedit.display.terminal.layer_choice import reasons
+from ffedit.display.terminal.recall import reasons
 from ffedit.editor.edit import Edit
 from ffedit.editor.provenance import value_searches, versions
 from ffedit.editor.recipe import recipe_of

@@ -18,7 +18,7 @@ from ffedit.cli.work.solving import config_of
 from ffedit.display.figures.plots import average_lines, heat_maps, site_maps
 from ffedit.display.figures.saving import save_figure
 from ffedit.display.terminal.heat_map import averages_table, heat_map
-from ffedit.display.terminal.layer_choice import layer_choice
+from ffedit.display.terminal.recall import recalled
 from ffedit.display.terminal.site_map import site_map_view
 from ffedit.facts.fact import Fact
 from ffedit.facts.reading import LeftOutRecords
@@ -65,7 +65,7 @@ def locate(
     # Where the subject's last token tells no layer, the one is marked at which another brings back most.
     marked = layer if choosing.site is not None else peak.layer
     maps = map(averages_table, aggregates) if averaged else (heat_map(traces, marked) for traces in measured)
-    surface.show(*maps, layer_choice(choosing, layer))
+    surface.show(*maps, recalled(choosing))
     if not editable.resumable:
         surface.show(Text("This model cannot be resumed at a token: whole rows were run (slower, same results)."))
     if mapped is not None:
