@@ -65,18 +65,20 @@ def test_show_prints_every_part_of_an_edit(show: Callable[..., Ran]) -> None:
         "memit, layers 3-5, rank 1",
         f"{size / 1000:.1f} kB",
         "3: 6.00 (10.00% of ‖W‖)",
-        "some/model, fingerprint 0123456789abcdef, bfloat16",
+        "some/model",
+        "0123456789abcdef",
+        "bfloat16",
         "seed 42",
         "prompts.context_tokens 5/10",
-        "Therefore, I | Because",
-        "30,000 tokens of the model's own text; fingerprint feedc0de",
+        "3.corpus the model's own text, 3.tokens 30000, 3.fingerprint feedc0de",
         "ffedit 9.9",
-        "edit c0ffee",
+        "c0ffee",
         "efficacy",
         "warning: the old object was not known",
     ):
         assert words in done.out, words
     assert "drift" not in done.out, "what was not measured is not told"
+    assert "Because" not in done.out and "solved" not in done.out, "the numbers of each value are in --json"
     rows = [line.split() for line in done.out.splitlines() if line.startswith("specificity")]
     assert rows == [["specificity", "1.00", "1.00"]]
 
@@ -103,7 +105,7 @@ def test_the_statistics_of_the_first_format_are_told(show: Callable[..., Ran]) -
     statistics = {"corpus": "a.txt", "tokens": 500, "fingerprint": "abc", "ridge": 0.1, "condition": 9.0}
     made(statistics=statistics, norms={}, norm_ratio=0.025).save("e")
     done = show("e")
-    assert "500 tokens of a.txt; fingerprint abc" in done.out and "2.50% at most" in done.out
+    assert "corpus a.txt, tokens 500, fingerprint abc, ridge 0.1, condition 9" in done.out and "0.025" in done.out
 
 
 def test_a_sum_tells_its_parts(show: Callable[..., Ran]) -> None:
