@@ -14,7 +14,6 @@ import time
 from io import TextIOWrapper
 
 import rich_click as click
-from click.exceptions import NoSuchCommand
 
 from ffedit.display.terminal.console import PlainConsole, error_line
 from ffedit.errors import CheckError, FFEditError, RequirementError
@@ -78,17 +77,13 @@ class Lazy(click.RichGroup):
         command.short_help = COMMANDS[name]
         return command
 
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Resolve a command as click does; of one that is not known, suggest those with a similar name."""
-        try:
-            return super().resolve_command(ctx, args)
-        except NoSuchCommand as error:
-            raise NoSuchCommand(error.command_name, possibilities=COMMANDS, ctx=ctx) from None
 
-
-@click.command(cls=Lazy, context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
+# The names are those that click suggests for one that is not known.
+@click.command(
+    cls=Lazy,
+    commands=[click.Command(name) for name in COMMANDS],
+    context_settings={"help_option_names": ["-h", "--help"], "show_default": True},
+)
 @click.rich_config(HELP)
 @click.version_option(__version__, "--version", "-V", prog_name="ffedit")
 def cli() -> None:

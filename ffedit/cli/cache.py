@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import rich_click as click
+from rich.filesize import decimal
 from rich.text import Text
 
 from ffedit.cli.options import output_options
@@ -25,8 +26,8 @@ def list_entries(surface: Surface) -> None:
     sizes = store.sizes()
     names = {entry: str(entry.relative_to(store.folder())) for entry in sizes}
     total = sum(sizes.values())
-    lines = [f"{size / 1e6:8.2f} MB  {names[entry]}" for entry, size in sizes.items()]
-    summary = f"{len(sizes)} files, {total / 1e6:.2f} MB in {store.folder()} ({store.bounds()})"
+    lines = [f"{decimal(size):>10}  {names[entry]}" for entry, size in sizes.items()]
+    summary = f"{len(sizes)} files, {decimal(total)} in {store.folder()} ({store.bounds()})"
     surface.show(Text("\n".join([*lines, summary]), no_wrap=True, overflow="ignore"))
     about = {"folder": str(store.folder()), "bytes": total, "max_bytes": store.max_bytes(), "max_days": store.MAX_DAYS}
     entries = [{"entry": names[entry], "bytes": size} for entry, size in sizes.items()]
@@ -38,5 +39,5 @@ def list_entries(surface: Surface) -> None:
 def clear(surface: Surface) -> None:
     """Delete every entry."""
     freed = store.clear()
-    surface.show(f"{freed / 1e6:.2f} MB set free in {store.folder()}")
+    surface.show(f"{decimal(freed)} set free in {store.folder()}")
     surface.write_json({"folder": str(store.folder()), "freed": freed})

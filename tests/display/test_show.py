@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from rich.filesize import decimal
 from shell import Ran, shell
 
 from ffedit import Address, Edit, Fact
@@ -63,7 +64,7 @@ def test_show_prints_every_part_of_an_edit(show: Callable[..., Ran]) -> None:
         edit.fingerprint(),
         "subject 0 is in",
         "memit, layers 3-5, rank 1",
-        f"{size / 1000:.1f} kB",
+        decimal(size),
         "3: 6.00 (10.00% of ‖W‖)",
         "some/model",
         "0123456789abcdef",

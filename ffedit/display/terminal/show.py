@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Group, RenderableType
+from rich.filesize import decimal
 from rich.table import Column, Table
 from rich.text import Text
 
@@ -88,7 +89,7 @@ def _about(edit: Edit, path: Path | None) -> Iterator[tuple[str, str]]:
     about = edit.provenance
     yield "verdict", about.get("verdict", {}).get("text", NOT_MEASURED)
     layers = f"layer{'' if len(edit.layers) == 1 else 's'} {ranges(edit.layers)}"
-    size = "" if path is None else f", {_size(path) / 1000:.1f} kB"
+    size = "" if path is None else f", {decimal(_size(path))}"
     yield "method", f"{about.get('method', 'unknown')}, {layers}, rank {edit.rank}{size}"
     for summand in about.get("parts", ()):
         method, layers = summand.get("method", "unknown"), ranges(summand.get("layers", ()))
