@@ -94,9 +94,9 @@ def main() -> None:
     """Run the command line and exit with its code."""
     if not os.environ.keys() & WAITS.keys():
         os.environ |= WAITS
-    for stream in (sys.stdout, sys.stderr):
+    for stream in (sys.stdin, sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
-            stream.reconfigure(errors="replace")  # an ASCII terminal shows ? for other characters
+            stream.reconfigure(errors="replace")  # ? for what an ASCII terminal does not show, or is no text
     sys.exit(invoke())
 
 

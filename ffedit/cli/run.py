@@ -59,19 +59,22 @@ def read_recipe(path: Path) -> dict[str, Any]:
     try:
         for event in yaml.parse(text, yaml.SafeLoader):
             if isinstance(event, yaml.AliasEvent):  # aliases of aliases would be any number of values
-                line = event.start_mark.line + 1
-                raise EditError(f"{path}:{line}: *{event.anchor} is an alias; write the value out")
+                raise EditError(f"{path}{_line(event.start_mark)}: *{event.anchor} is an alias; write the value out")
         values = yaml.safe_load(text)
     except FFEditError:
         raise
     except yaml.MarkedYAMLError as error:
-        line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
-        raise EditError(f"{path}{line}: not YAML ({error.problem})") from error
+        raise EditError(f"{path}{_line(error.problem_mark)}: not YAML ({error.problem})") from error
     except Exception as error:  # a date that is none, brackets thousands deep, a tag that lies: PyYAML raises anything
         raise EditError(f"{path}: not YAML that can be read ({brief(error)})") from error
     if not isinstance(values, dict):
         raise EditError(f"{path}: holds no recipe; a mapping of options was expected, such as `facts: FILE`")
     return values
+
+
+def _line(mark: Any) -> str:
+    """Return the line of a mark of PyYAML's, from 1, behind a colon; nothing without one."""
+    return "" if mark is None else f":{mark.line + 1}"
 
 
 def defaults(values: Mapping[str, Any]) -> dict[str, Any]:
