@@ -165,7 +165,7 @@ def kinds(inputs: Path, work: Path) -> Iterator[Kind]:
             pandas.DataFrame(records).to_parquet(work / "facts" / name)
         yield Kind(f"facts: {name}", work / "facts", name, lambda folder, name=name: read_facts(folder / name), True)
     must(inputs, [*APPLY, "--out=again", "--save-recipe=recipe.yaml"])
-    yield Kind("recipe", inputs, "recipe.yaml", lambda folder: read_recipe(folder / "recipe.yaml")[0], True)
+    yield Kind("recipe", inputs, "recipe.yaml", lambda folder: read_recipe(folder / "recipe.yaml"), True)
     yield Kind("edit: manifest", inputs / "edit", "manifest.json", edit_in)
     yield Kind("edit: tensors", inputs / "edit", "edit.safetensors", edit_in)
     must(begin(inputs, work / "stats", COURSES["stats"]), COURSES["stats"].words)

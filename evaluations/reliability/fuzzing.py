@@ -38,9 +38,7 @@ from ffedit.benchmark import folder as results
 from ffedit.benchmark.report import report
 from ffedit.benchmark.tables import markdown
 from ffedit.cli import COMMANDS, cli, invoke
-from ffedit.cli.apply import apply
-from ffedit.cli.export import export
-from ffedit.cli.run import arguments, read_recipe
+from ffedit.cli.run import defaults, read_recipe
 from ffedit.display.terminal.show import edit_json, edit_view
 from ffedit.editor.edit import Edit
 from ffedit.editor.edit_files import checksum
@@ -450,12 +448,12 @@ def read_statistics(folder: Path) -> object:
 
 
 def recipe_files() -> list[Files]:
-    """Return recipes, with facts in a list and exports, in YAML and in JSON."""
+    """Return recipes, with facts in a list and an export, in YAML and in JSON."""
     short = {"facts": "facts.json", "model": "atlas", "layers": 0, "out": "edit"}
     full = {
         **{"model": "atlas", "dtype": "float32", "chat": False, "method": "memit", "layers": "0-1", "spread": 2},
         **{"fact_token": "subject_last", "seed": 3, "set": {"value.steps": 3, "memit.ridge": 0.01}},
-        **{"require": "efficacy>=0.5", "facts": [FACT], "out": "edit", "export": [{"format": "delta", "out": "d"}]},
+        **{"require": "efficacy>=0.5", "facts": [FACT], "out": "edit", "export": "d"},
     }
     return [{"r.yaml": yaml.safe_dump(recipe, sort_keys=False).encode()} for recipe in (short, full)] + [
         {"r.yaml": _dump(full)}
@@ -463,13 +461,8 @@ def recipe_files() -> list[Files]:
 
 
 def read_recipe_file(folder: Path) -> object:
-    """Read a recipe into the words of a command line."""
-    path = folder / "r.yaml"
-    values, lines = read_recipe(path)
-    exports = values.pop("export") if isinstance(values.get("export"), list) else []
-    values.pop("facts", None)
-    words = [arguments(export, how, path, lines, f"export.{i}.") for i, how in enumerate(exports)]
-    return [*words, arguments(apply, values, path, lines)]
+    """Read a recipe into values of the options of `apply`."""
+    return defaults(read_recipe(folder / "r.yaml"))
 
 
 # GGUF ---------------------------------------------------------------------------------------------

@@ -14,7 +14,6 @@ import time
 from io import TextIOWrapper
 
 import rich_click as click
-from click.exceptions import NoSuchCommand
 
 from ffedit.display.terminal.console import PlainConsole, error_line
 from ffedit.errors import CheckError, FFEditError, RequirementError
@@ -31,7 +30,6 @@ COMMANDS = {
     "evaluate": "Score facts on a model, before and after an edit.",
     "bench": "Compare methods on many facts: one by one, in batches, in sequences.",
     "ask": "Let a model complete prompts, before and after an edit.",
-    "chat": "Type prompts, and read the answers before and after an edit.",
     "ui": "Edit by hand on a page in the browser, on this machine.",
     "export": "Export an edit as an edited checkpoint, an adapter or a GGUF file.",
     "undo": "Remove an edit from an exported checkpoint, bit for bit.",
@@ -55,7 +53,7 @@ PANELS = {
         *("--device-map", "--offload", "--max-memory"),
     ),
     "Output": (
-        *("--out", "--export", "--save-recipe", "--save", "--plot", "--html", "--push-to-hub", "--force"),
+        *("--out", "--export", "--save-recipe", "--plot", "--html", "--force"),
         *("--json", "--quiet", "--verbose", "--log"),
     ),
 }
@@ -78,17 +76,13 @@ class Lazy(click.RichGroup):
         command.short_help = COMMANDS[name]
         return command
 
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Resolve a command as click does; of one that is not known, suggest those with a similar name."""
-        try:
-            return super().resolve_command(ctx, args)
-        except NoSuchCommand as error:
-            raise NoSuchCommand(error.command_name, possibilities=COMMANDS, ctx=ctx) from None
 
-
-@click.command(cls=Lazy, context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
+# The names are those that click suggests for one that is not known.
+@click.command(
+    cls=Lazy,
+    commands=[click.Command(name) for name in COMMANDS],
+    context_settings={"help_option_names": ["-h", "--help"], "show_default": True},
+)
 @click.rich_config(HELP)
 @click.version_option(__version__, "--version", "-V", prog_name="ffedit")
 def cli() -> None:
@@ -99,9 +93,9 @@ def main() -> None:
     """Run the command line and exit with its code."""
     if not os.environ.keys() & WAITS.keys():
         os.environ |= WAITS
-    for stream in (sys.stdout, sys.stderr):
+    for stream in (sys.stdin, sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
-            stream.reconfigure(errors="replace")  # an ASCII terminal shows ? for other characters
+            stream.reconfigure(errors="replace")  # ? for what an ASCII terminal does not show, or is no text
     sys.exit(invoke())
 
 

@@ -32,7 +32,6 @@ from ffedit.editor.names import method_names
 )
 @options.solving_options
 @click.option("--out", type=options.FILE, help="Save the edit in this folder.")
-@click.option("--scratch", is_flag=True, hidden=True)  # the folder of --out is no result: `ffedit run` deletes it
 @click.option(
     "--save-recipe",
     type=options.FILE,
@@ -40,7 +39,6 @@ from ffedit.editor.names import method_names
     help="Write the recipe of this edit, a YAML file for `ffedit run`.",
 )
 @click.option("--export", "export_to", type=options.FILE, help="Save the edited model in this folder, or FILE.gguf.")
-@options.PUSH
 @click.option("--force", is_flag=True, help="Replace existing folders, and save an edit even if it did not take.")
 @click.option("--plot", type=options.FILE, help="Draw the trace, or the average of several, as PNG, SVG or PDF.")
 @options.REQUIRE
@@ -49,7 +47,7 @@ from ffedit.editor.names import method_names
 @options.html_option
 def apply(solving: options.Solving, surface: Surface, html: Path | None, **given: Any) -> None:
     """Write the facts of FACTS (files of any shape, a data set, or -) into a model."""
-    paths = {name: given.pop(name) for name in ("out", "scratch", "save_recipe", "export_to", "hub", "force", "plot")}
+    paths = {name: given.pop(name) for name in ("out", "save_recipe", "export_to", "force", "plot")}
     destinations = Destinations(json_to=surface.json_to, html=html, **paths)
     destinations.check()
     solving.check_text()

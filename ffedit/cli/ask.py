@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import rich_click as click
@@ -12,10 +13,13 @@ from ffedit.cli.options import COUNT, asking_options, edit_option, output_option
 
 @click.command()
 @output_options
-@click.argument("prompts", nargs=-1, required=True, metavar="PROMPT...")
+@click.argument("prompts", nargs=-1, metavar="[PROMPT]...")
 @asking_options
 @edit_option("Show the answers before and after this edit.")
 @click.option("--tokens", default=12, type=COUNT, help="Number of tokens of a completion.")
-def ask(**given: Any) -> None:
-    """Complete each PROMPT greedily."""
-    work.ask(**given)
+def ask(prompts: tuple[str, ...], **given: Any) -> None:
+    """Complete each PROMPT greedily; without one, each line of standard input."""
+    lines = prompts or [line.strip() for line in sys.stdin if line.strip()]
+    if not lines:
+        raise click.UsageError("no prompt: give PROMPT, or a line on standard input")
+    work.ask(prompts=lines, **given)

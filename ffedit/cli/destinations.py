@@ -28,18 +28,9 @@ class Destinations:
     html: Path | None
     json_to: str | None
     force: bool
-    hub: str | None = None
-    scratch: bool = False  # `out` is for the exports of a recipe, and is deleted then
-
-    @property
-    def kept(self) -> Path | None:
-        """The folder of the edit, if the user named it."""
-        return None if self.scratch else self.out
 
     def check(self) -> None:
         """Check that the results can be written, none in a folder that is made anew. Raises EditError otherwise."""
-        if self.hub is not None and self.export_to is None:
-            raise EditError(f"--push-to-hub {self.hub}: uploads what --export writes; add --export DIR")
         folders = [folder for folder in (self.out, self.export_to) if folder is not None]
         for folder in folders:  # all of them, before one is refused
             sweep(folder.absolute().parent, folder.name)
@@ -75,7 +66,7 @@ class Destinations:
 
     def saved(self, done: bool) -> list[str]:
         """List the folders that were written, with the command that undoes an export; `next_step` says if none was."""
-        folders = [path for path in (self.kept, self.export_to) if path is not None]
+        folders = [path for path in (self.out, self.export_to) if path is not None]
         if not folders or not done:
             return ["not saved"] if folders else []
         parts = ["saved " + " and ".join(f"{path}{'' if path.suffix == '.gguf' else '/'}" for path in folders)]
@@ -83,10 +74,8 @@ class Destinations:
             parts.append(f"undo: {join(['ffedit', 'undo', str(self.export_to), '--out', 'as-before'])}")
         return parts
 
-    def next_step(self, fact: Fact, chat: bool) -> Text | None:
-        """Suggest the commands to type next; those of a recipe's exports say so themselves."""
-        if self.scratch:
-            return None
+    def next_step(self, fact: Fact, chat: bool) -> Text:
+        """Suggest the commands to type next."""
         ask = ["ffedit", "ask", fact.text, *(["--chat"] if chat else [])]
         if self.export_to is not None:
             return next_commands(join([*ask, "--model", str(self.export_to)]))

@@ -12,7 +12,6 @@ from ffedit.cli.fact_options import fact_options
 from ffedit.display.figures.saving import check_plot
 from ffedit.errors import EditError
 from ffedit.facts.fact import Fact
-from ffedit.files.atomic import check_file
 
 KINDS = {
     "feed-forward": ("feed_forward",),
@@ -69,7 +68,6 @@ SEVERS = {
 @click.option("--aggregate", "averaged", is_flag=True, help="Average over facts by the role of the token.")
 @options.number_options
 @click.option("--plot", type=options.FILE, help="Draw the traces as PNG, SVG or PDF.")
-@click.option("--save", type=options.FILE, metavar="FILE.npz", help="Write the effects and the names of their axes.")
 def locate(
     facts: list[Fact],
     *,
@@ -84,12 +82,12 @@ def locate(
     averaged: bool,
     solving: options.Solving,
     plot: Path | None,
-    save: Path | None,
     **given: Any,
 ) -> None:
     """Trace where a model recalls the facts of FACTS (files of any shape, a data set, or -)."""
     measurements: Any = [(each, cut) for each in KINDS[kind] for cut in SEVERS[sever]]
-    _check_files(plot, save, len(measurements), averaged or len(facts) == 1)
+    if plot is not None:
+        check_plot(plot)
     if layers != "all" and averaged:
         raise EditError("--aggregate is of all layers; leave --layers out")
     if leak and (averaged or len(facts) != 1):
@@ -99,19 +97,4 @@ def locate(
     corrupted = f"{corruption}:{noise}:{noise_scale}"
     metric = metric.replace("-", "_")
     given |= {"corruption": corrupted, "metric": metric, "averaged": averaged, "leak": leak, "solving": solving}
-    work.locate(facts, measurements, layers=layers, plot=plot, save=save, **given)
-
-
-def _check_files(plot: Path | None, save: Path | None, measurements: int, single: bool) -> None:
-    """Check that the files can be written, and that what is saved is one measurement. Raises EditError otherwise."""
-    if plot is not None:
-        check_plot(plot)
-    if save is None:
-        return
-    check_file(save)
-    if save.suffix != ".npz":
-        raise EditError(f"{save}: numbers are saved as .npz; rename it, or use --json")
-    if measurements > 1 or not single:
-        raise EditError(
-            f"{save}: holds one measurement of one fact, or one average (--aggregate); use --json for several"
-        )
+    work.locate(facts, measurements, layers=layers, plot=plot, **given)

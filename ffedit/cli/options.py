@@ -117,7 +117,6 @@ writing_options = all_of(
     ),
     click.option("--force", is_flag=True, help="Replace an existing folder that holds weights."),
 )
-PUSH = click.option("--push-to-hub", "hub", metavar="NAME", help="Upload the result to this repository of the hub.")
 
 
 # Edits ---------------------------------------------------------------------------------------------
@@ -243,7 +242,7 @@ def written_file(context: click.Context, option: click.Parameter, target: Path |
 
 # Options of files that are read, and of files that are written.
 READ = ("sources", "corpus", "protect", "text")
-WRITTEN = ("json_to", "log", "html", "plot", "save", "save_recipe")
+WRITTEN = ("json_to", "log", "html", "plot", "save_recipe")
 
 
 def _refuse_overwriting(given: Mapping[str, Any]) -> None:

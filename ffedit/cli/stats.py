@@ -7,7 +7,7 @@ from typing import Any
 
 import rich_click as click
 
-from ffedit.cli import options, work
+from ffedit.cli import work
 from ffedit.cli.options import FILE, SEED, model_options, output_options
 from ffedit.files.atomic import check_free
 
@@ -23,12 +23,9 @@ from ffedit.files.atomic import check_free
 @click.option("--seed", default=0, type=SEED, help="Seed of the sampled text.")
 @click.option("--out", type=FILE, metavar="FOLDER", help="Folder for the statistics, to be used with `apply --stats`.")
 @click.option("--force", is_flag=True, help="Replace FOLDER.")
-@options.PUSH
 @model_options
-def stats(out: Path | None, force: bool, hub: str | None, **given: Any) -> None:
+def stats(out: Path | None, force: bool, **given: Any) -> None:
     """Collect the second moments of the keys of a text at some layers, in one pass over it."""
-    if hub is not None and out is None:
-        raise click.UsageError("--push-to-hub uploads what --out writes; add --out FOLDER")
     if out is not None:
         check_free(out, force)
-    work.stats(out=out, force=force, hub=hub, **given)
+    work.stats(out=out, force=force, **given)

@@ -21,9 +21,10 @@ from ffedit.display.terminal.console import PlainConsole
 from ffedit.display.terminal.diff import diff_view
 from ffedit.display.terminal.explanation import explanation_view
 from ffedit.display.terminal.heat_map import averages_table, heat_map
-from ffedit.display.terminal.layer_choice import layer_choice, trial_edits
+from ffedit.display.terminal.layer_choice import trial_edits
 from ffedit.display.terminal.memories import edited_view, memory_view, prompt_view
 from ffedit.display.terminal.model_table import memory_table, model_line
+from ffedit.display.terminal.recall import recalled
 from ffedit.display.terminal.scores import before_after, headline_table, verdict_view, what_it_says
 from ffedit.display.terminal.shipped import shipped
 from ffedit.display.terminal.show import edit_view
@@ -89,7 +90,7 @@ def _figure(draw: Callable[[], Any]) -> Any:
 
 
 def _trace(trace: Trace | TraceSet) -> RenderableType:
-    return Group(heat_map(trace), layer_choice(trace, trace.layer))
+    return Group(heat_map(trace), recalled(trace))
 
 
 def _fact(fact: Fact) -> RenderableType:

@@ -4,6 +4,6 @@ The files are written without loading a model, and a fresh process verifies them
 """
 
 from ffedit.exporter.embedded_edits import history
-from ffedit.exporter.exporting import FORMATS, Exported, export, packed_edit, push, undo
+from ffedit.exporter.exporting import FORMATS, Exported, export, packed_edit, undo
 
-__all__ = ["FORMATS", "Exported", "export", "history", "packed_edit", "push", "undo"]
+__all__ = ["FORMATS", "Exported", "export", "history", "packed_edit", "undo"]

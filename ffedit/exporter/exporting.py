@@ -7,13 +7,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
-import huggingface_hub
 import torch
 
 from ffedit.algebra.low_rank import Dense
 from ffedit.editor.edit import Edit, check_edit, refuse_shared
 from ffedit.editor.edit_files import EDITS
-from ffedit.errors import EditError, ModelError, brief, choices
+from ffedit.errors import EditError, ModelError, choices
 from ffedit.exporter import gguf
 from ffedit.exporter.adapter import write_adapter, write_delta
 from ffedit.exporter.checkpoint import (
@@ -298,28 +297,6 @@ def undo(
         task = Task("undo", str(folder), str(base.absolute()), verify, True, which, inexact, trust_remote_code)
         checked = check_fresh(task)
     return Exported(Path(out), moved, checked, undoing.edit, undoing.exact)
-
-
-def push(path: Path, name: str) -> str:
-    """Upload a folder or a file that ffedit wrote as the repository `name` ("user/model") of the hub.
-
-    The repository is created if it does not exist; its address is returned.
-
-    Raises:
-        EditError: no network, no token, no permission, or no such name; what was exported is kept.
-    """
-    try:
-        repository = huggingface_hub.create_repo(name, exist_ok=True)
-        how: dict[str, Any] = {"repo_id": repository.repo_id, "commit_message": "Written by ffedit"}
-        if path.is_file():
-            huggingface_hub.upload_file(path_or_fileobj=path, path_in_repo=path.name, **how)
-        else:
-            huggingface_hub.upload_folder(folder_path=path, **how)
-    except (OSError, ValueError) as error:  # all that the hub raises are these
-        raise EditError(
-            f"{name}: not pushed ({brief(error)}); {path} stands, `hf upload {name} {path}` tries again"
-        ) from error
-    return str(repository)
 
 
 class Base(NamedTuple):

@@ -1,7 +1,7 @@
 """The cache of what is kept between runs: files and converted models, by the fingerprint of what they were made from.
 
 An entry is written to a temporary path and moved in one step, so that two processes never see half of one. The cache is
-bounded (`Limits`): after a write, entries that were not used for long are deleted, then the least recently used ones
+bounded: after a write, entries that were not used for long are deleted, then the least recently used ones
 until the rest fits. Its time of modification says when an entry was used; one that was used within `IN_USE` stays,
 since a process may still read it.
 """
@@ -9,11 +9,9 @@ since a process may still read it.
 from __future__ import annotations
 
 import os
-import re
-import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import lru_cache
+from math import nan
 from pathlib import Path
 
 from platformdirs import user_cache_path
@@ -24,42 +22,25 @@ from ffedit.files.placing import LOCK, beside, claimed, sweep
 
 DAY = 24 * 60 * 60
 IN_USE = DAY  # seconds
-UNITS = {"": 1, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
+MAX_GB = 20.0  # of all entries
+MAX_DAYS = 90  # since an entry was last used
 
 
-@dataclass(frozen=True)
-class Limits:
-    """Bounds of the cache."""
-
-    size: float = 20e9  # bytes of all entries
-    age: float = 90  # days since an entry was last used
-
-    @classmethod
-    def set(cls) -> Limits:
-        """Return the limits that `FFEDIT_CACHE_MAX_SIZE` (such as 20GB) and `FFEDIT_CACHE_MAX_AGE` (days) set."""
-        size, age = (os.environ.get(f"FFEDIT_CACHE_MAX_{name}") for name in ("SIZE", "AGE"))
-        try:
-            return cls(parse_size(size) if size else cls.size, parse_days(age) if age else cls.age)
-        except ValueError as error:
-            raise EditError(f"FFEDIT_CACHE_MAX_SIZE and FFEDIT_CACHE_MAX_AGE: {error}") from error
-
-    def __str__(self) -> str:
-        return f"at most {self.size / 1e9:g} GB, entries unused for {self.age:g} days are deleted"
+def max_bytes() -> float:
+    """Return how many bytes all entries may have: `FFEDIT_CACHE_MAX_GB`, or `MAX_GB`; EditError for no such number."""
+    text = os.environ.get("FFEDIT_CACHE_MAX_GB") or MAX_GB
+    try:
+        most = float(text) * 1e9
+    except ValueError:
+        most = nan
+    if not most >= 0:
+        raise EditError(f"FFEDIT_CACHE_MAX_GB is {text!r}; a number of gigabytes such as 20 was expected")
+    return most
 
 
-def parse_size(text: str) -> float:
-    """Parse a number of bytes such as 500MB or 20GB; ValueError for anything else."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?) ?([kMGT]?)B?", text)
-    if match is None:
-        raise ValueError(f"{text!r} is not a size; a size such as 500MB or 20GB was expected")
-    return float(match[1]) * UNITS[match[2]]
-
-
-def parse_days(text: str) -> float:
-    """Parse a number of days that is not negative; ValueError for anything else."""
-    if re.fullmatch(r"\d+(\.\d+)?", text) is None:
-        raise ValueError(f"{text!r} is not a number of days; a number such as 30 was expected")
-    return float(text)
+def bounds() -> str:
+    """Say what is deleted after a write."""
+    return f"at most {max_bytes() / 1e9:g} GB, entries unused for {MAX_DAYS} days are deleted"
 
 
 def folder() -> Path:
@@ -89,7 +70,7 @@ def write(target: Path, save: Callable[[Path], object]) -> None:
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         write_file(target, save)
-        prune(Limits.set(), target.stat().st_mtime)
+        prune(target.stat().st_mtime)
     except (EditError, OSError):
         return
 
@@ -120,21 +101,20 @@ def sizes() -> dict[Path, int]:
     return {entry: size for _, entry, size in sorted(listed)}
 
 
-def prune(limits: Limits, now: float | None = None) -> int:
-    """Delete the entries that `limits` leave no room for, the least recently used first; return the bytes freed.
+def prune(now: float) -> None:
+    """Delete the entries that are too old, and those that there is no room for, the least recently used first.
 
-    `now` is a time of the file system's, by default this machine's: a file server's clock may be another, and where
-    they are days apart, entries would be deleted that were used a moment ago.
+    `now` is a time of the file system's: a file server's clock may be another than this machine's, and where they are
+    days apart, entries would be deleted that were used a moment ago.
     """
     for kind in folder().glob("*"):
         _sweep(kind)
-    bytes_of, freed = sizes(), 0
-    total, now = sum(bytes_of.values()), time.time() if now is None else now
+    bytes_of, most = sizes(), max_bytes()
+    total = sum(bytes_of.values())
     for entry, size in bytes_of.items():
         idle = now - (entry.stat().st_mtime if entry.exists() else 0)
-        if idle > IN_USE and (total - freed > limits.size or idle > limits.age * DAY):
-            freed += _delete(entry, size)
-    return freed
+        if idle > IN_USE and (total > most or idle > MAX_DAYS * DAY):
+            total -= _delete(entry, size)
 
 
 def clear() -> int:

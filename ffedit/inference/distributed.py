@@ -159,15 +159,6 @@ def launched() -> bool:
     return int(os.environ.get("WORLD_SIZE", "1")) > 1 and "RANK" in os.environ
 
 
-def left_alone() -> bool:
-    """Return True if `accelerate launch` was to start several processes, and started only this one.
-
-    It does so without several GPUs and `--multi_gpu`; it sets an address at which processes meet, and gives none of
-    them a rank.
-    """
-    return {"ACCELERATE_MIXED_PRECISION", "MASTER_ADDR"} <= set(os.environ) and "WORLD_SIZE" not in os.environ
-
-
 def process_group() -> ProcessGroup:
     """Return the group that this command was started in; size 1 unless `accelerate launch` or torchrun started it."""
     if not launched():

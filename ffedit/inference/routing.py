@@ -12,18 +12,14 @@ from torch import Tensor
 
 from ffedit.algebra.linalg import double
 from ffedit.errors import ModelError
-from ffedit.facts.fact import Fact
 from ffedit.inference import replay
 from ffedit.inference.batching import batches, split_on_oom
 from ffedit.inference.contexts import NO_MEMORY
-from ffedit.inference.own_text import contexts
 from ffedit.model.editable import Editable
 from ffedit.model.experts import Experts, Routed
 from ffedit.model.tokenization import Encoded, pad
 
 TOKENS = 4096  # in a batch
-# Number of sampled prefixes, and the tokens of each.
-CONTEXTS, LENGTH = 8, 8
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,24 +46,6 @@ class Routes:
     def covered(self, experts: Sequence[int]) -> float:
         """Return the share of the router's weight that goes to `experts`, mean over texts."""
         return float((self.weights[:, list(experts)].abs().sum(1) / self.weights.abs().sum(1)).mean())
-
-
-def subject_routes(editable: Editable, facts: Sequence[Fact], seed: int = 0) -> list[dict[int, Routes]]:
-    """Record, for each fact, the routes of its subject's last token by layer, in every mixture; none for a dense model.
-
-    An edited expert takes effect in another context only if the router sends the subject to it there too. So the texts
-    are the bare prompt, and the prompt behind up to 8 prefixes that the model samples with `seed`.
-    """
-    layers = mixtures(editable)
-    if not layers:
-        return [{} for _ in facts]
-    openings = ["", *(f"{text} " for text in contexts(editable, CONTEXTS, [LENGTH], seed))]
-    result = []
-    for fact in facts:
-        spans = [(fact.span[0] + len(opening), fact.span[1] + len(opening)) for opening in openings]
-        bare, *longer = [editable.encode(o + fact.text, span=span) for o, span in zip(openings, spans, strict=True)]
-        result.append(routes(editable, [bare, *(e for e in longer if len(e.ids) <= editable.max_tokens)], layers))
-    return result
 
 
 def mixtures(editable: Editable) -> list[int]:

@@ -5,14 +5,11 @@ from __future__ import annotations
 import io
 import json
 import math
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import pytest
 from commands import SHORT, Command, apply, here, loads, run, thorough_apply
-from huggingface_hub import HfApi
 from jsonschema import Draft202012Validator
 from shell import ASKED, FACT, Ran, disk, forked
 from transformers import AutoModelForCausalLM
@@ -284,34 +281,6 @@ def test_usage_errors(apply: Command, here: Path, words: list[str]) -> None:
     assert done.err.startswith("error: ") and done.err.endswith("See `ffedit apply --help`.\n")
 
 
-def test_a_hub_that_refuses_is_one_line_and_what_was_exported_stands(
-    apply: Command, here: Path, monkeypatch: pytest.MonkeyPatch, verified_here: list[Any]
-) -> None:
-    class Refuses(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            self.rfile.read(int(self.headers["Content-Length"]))  # a request that is still being sent would be reset
-            answer = b'{"error": "you may not"}'
-            self.send_response(403)
-            self.send_header("Content-Length", str(len(answer)))
-            self.end_headers()
-            self.wfile.write(answer)
-
-        def log_message(self, *_: Any) -> None:
-            pass
-
-    server = HTTPServer(("127.0.0.1", 0), Refuses)
-    Thread(target=server.serve_forever, daemon=True).start()
-    hub = HfApi(f"http://127.0.0.1:{server.server_port}", token="hf_no")
-    monkeypatch.setattr("huggingface_hub.create_repo", hub.create_repo)
-    done = apply("bare.json", "--export", "out", "--push-to-hub", "owner/name", "--json", "result.json")
-    server.shutdown()
-    assert (done.code, done.err.count("\n")) == (1, 1) and "owner/name: not pushed (" in done.err and "403" in done.err
-    assert (here / "out" / "README.md").is_file() and (here / "result.json").is_file()
-    before = disk(here)
-    done = apply("bare.json", "--push-to-hub", "owner/name")
-    assert done.code == 1 and "add --export DIR" in done.err and disk(here) == before
-
-
 def test_an_object_longer_than_a_value_holds_is_told(run: Command, here: Path, model: Path) -> None:
     words = ["-m", model, "--corpus", model.parent / "corpus.txt", "--layer", "0", "--dry-run"]
     for count, told in (
@@ -321,17 +290,3 @@ def test_an_object_longer_than_a_value_holds_is_told(run: Command, here: Path, m
         (here / "long.json").write_text(json.dumps({**FACT, "target": " ".join(["Rome Madrid"] * count)}))
         done = run("apply", "long.json", *words)
         assert done.code == 0 and done.err.startswith(told) and bool(done.err) == bool(told)
-
-
-def test_apply_uploads_what_it_exported(
-    apply: Command, monkeypatch: pytest.MonkeyPatch, verified_here: list[Any]
-) -> None:
-    class Made(str):
-        repo_id = "owner/name"
-
-    uploads: list[Any] = []
-    monkeypatch.setattr("huggingface_hub.create_repo", lambda *_, **__: Made("https://hub/owner/name"))
-    monkeypatch.setattr("huggingface_hub.upload_folder", lambda **how: uploads.append(how))
-    done = apply("bare.json", "--export", "out", "--push-to-hub", "owner/name")
-    assert done.code == 0 and "Pushed to https://hub/owner/name" in done.out
-    assert (uploads[0]["repo_id"], uploads[0]["folder_path"]) == ("owner/name", Path("out"))

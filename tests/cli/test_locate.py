@@ -113,27 +113,14 @@ def test_averages_by_role_are_traced_once(locate: Command, traced: list[int]) ->
         assert told in shown.out
 
 
-def test_numbers_and_figures_are_saved(locate: Command) -> None:
-    result = found(locate("fact.json", "--save", "one.npz", "--json", "-"))
-    saved = np.load("one.npz")
-    assert saved["axes"].tolist() == ["layer", "token"] and not saved["clean"].shape
-    np.testing.assert_allclose(saved["effects"], result["facts"][0]["trace"]["effects"], atol=1e-6)
-    words = ["--aggregate", "--save", "all.npz", "--plot", "all.svg", "--json", "-"]
-    result = found(locate("many.json", *words))
-    saved = np.load("all.npz")
-    assert saved["axes"].tolist() == ["role", "layer"] and saved["roles"].tolist() == result["aggregates"][0]["roles"]
-    np.testing.assert_allclose(saved["low"], result["aggregates"][0]["low"], atol=1e-6)
+def test_an_average_is_drawn(locate: Command) -> None:
+    assert found(locate("many.json", "--aggregate", "--plot", "all.svg", "--json", "-"))["aggregates"]
     assert Path("all.svg").read_text().startswith("<?xml")
 
 
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["many.json", "--save", "x.npz"], "x.npz: holds one measurement"),
-        (["fact.json", "--save", "x.npz", "--sever", "all"], "x.npz: holds one measurement"),
-        (["many.json", "--save", "x.npz", "--kind", "all", "--aggregate"], "x.npz: holds one measurement"),
-        (["fact.json", "--save", "x.csv"], "saved as .npz"),
-        (["fact.json", "--save", "none/../fact.json/x.npz"], "x.npz"),
         (["fact.json", "--plot", "x.gif"], ".png, .svg, .pdf"),
         (["fact.json", "--window", "4"], "window of 4 layers was asked for, but the model has 3"),
         (["fact.json", "--corruption", "replacement"], "no other fact has a subject of 2 tokens"),
@@ -148,8 +135,7 @@ def test_what_cannot_be_done_is_one_line(locate: Command, here: Path, words: lis
 
 def test_places_are_checked_before_the_model_is_loaded(locate: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ffedit.load", lambda *_, **__: pytest.fail("loaded"))
-    for words in (["--save", "x.csv"], ["--plot", "x.gif"], ["--save", "x.npz", "--kind", "all"]):
-        assert locate("fact.json", *words).code == 1
+    assert locate("fact.json", "--plot", "x.gif").code == 1
 
 
 def test_replacements_and_one_fact_that_nobody_knows(locate: Command) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 
 import pytest
@@ -51,48 +50,38 @@ def test_a_token_by_number_word_or_name_is_the_same_edit(capsys: pytest.CaptureF
     assert first.equal(number) and first.equal(word) and not first.equal(last)
 
 
-@pytest.mark.usefixtures("warm_cache", "verified_here")
-def test_exports_are_those_of_the_list(capsys: pytest.CaptureFixture[str], empty: Path) -> None:
-    exports = [{"format": "delta", "out": "numbers"}, {"format": "adapter", "out": "lora"}]
-    path = recipe(empty / "r.yaml", force=True, export=exports)
-    ran = shell(capsys, "run", path.name)
-    assert ran.code == 0 and "ffedit-run" not in ran.out, "no folder that is deleted is named"
-    assert (empty / "numbers").is_dir() and (empty / "lora" / "adapter_config.json").is_file()
-    refused = shell(capsys, "run", path.name)
-    assert refused.code == 1 and "numbers: exists already" in refused.err and not refused.out, "before the edit"
-    again = shell(capsys, "run", path.name, "--force", "--quiet")
-    assert again.code == 0 and not again.out, "the flags are those of each export, too"
-
-
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("facts: f.json\nlayerz: 0\n", ":2: layerz is not known; did you mean layers?"),
-        ("facts: f.json\nxyzzy: 0\n", ":2: xyzzy is not known; known are facts, "),
-        ("layers: 0\nspread: x\n", ":2: Invalid value for '--spread': 'x'"),
-        ("seed: [1]\n", ":1: seed is [1] (list); one value was expected"),
-        ("force: 3\n", ":1: force is 3 (int); true or false was expected"),
-        ("set:\n  value.steps: 20\n  value.stepz: 20\n", ":3: value.stepz is not a setting"),
-        ("set: {value.steps: many}\n", ":1: value.steps: 'many' is of type str, expected int"),
-        ("export:\n- out: a\n- format: adapter\n  fold: a\n", ":4: fold is not known; known are "),
-        ("export:\n- {out: a}\n- out: b\n  format: adaptor\n", ":4: Invalid value for '--format': 'adaptor' is not"),
-        ("export:\n- {out: a}\n- format: adapter\n", ":3: Missing option '--out'"),
-        ("export:\n- out: r.yaml\n", ":2: r.yaml: exists already"),
-        ("scratch: true\n", ":1: scratch is not known"),
-        ("seed: 1\nseed: 2\n", ":2: seed stands there twice, first in line 1"),
+        ("facts: f.json\nlayerz: 0\n", ": layerz is not known; did you mean layers?"),
+        ("facts: f.json\nxyzzy: 0\n", ": xyzzy is not known; known are facts, "),
+        ("layers: 0\nspread: x\n", ": Invalid value for '--spread': 'x'"),
+        ("seed: [1]\n", ": seed is [1] (list); one value was expected"),
+        ("out:\n", ": out is None (NoneType); one value was expected"),
+        ("force: 3\n", ": force is 3 (int); true or false was expected"),
+        ("target: yes\n", ": target is True (bool); one value was expected"),
+        ("map: nonsense\nfacts: f.json\n", ": --map 'nonsense' is not known"),
+        ("export:\n- out: a\n", ": export is [{'out': 'a'}] (list); one value was expected"),
+        ("scratch: true\n", ": scratch is not known"),
         ("seed: [\n", ":2: not YAML"),
         ("- 1\n", ": holds no recipe"),
-        ('model: "a\\0b"\n', ":1: model is 'a\\x00b', which holds a NUL character"),
-        ('facts: "\\ud800"\n', ":1: facts: 'utf-8' codec can't encode"),
-        ("layers: 0\nfacts: [{subject: 1889-03-31}]\n", ":2: facts: JSON has no such value"),
+        ('model: "a\\0b"\n', ": model is 'a\\x00b', which holds a NUL character"),
+        ('facts: "\\ud800"\n', ": facts: 'utf-8' codec can't encode"),
+        (
+            "layers: 0\nfacts: [{subject: 1889-03-31}]\n",
+            ": facts: Object of type date is not JSON serializable; another",
+        ),
+        (
+            "set: {value.steps: 2001-01-01}\n",
+            ": set.value.steps: Object of type date is not JSON serializable; another",
+        ),
         ("seed: 2001-99-99\n", ": not YAML that can be read (month must be in 1..12)"),
         ("seed: !!bool maybe\n", ": not YAML that can be read"),
         ("seed: \x07\n", ": not YAML that can be read"),
-        ("export: [a]\n", ":1: export.0 is 'a'; options by name were expected"),
         ("", ": holds no recipe"),
     ],
 )
-def test_an_error_names_the_line(capsys: pytest.CaptureFixture[str], empty: Path, text: str, expected: str) -> None:
+def test_an_error_names_the_recipe(capsys: pytest.CaptureFixture[str], empty: Path, text: str, expected: str) -> None:
     Path("r.yaml").write_text(text)
     ran = shell(capsys, "run", "r.yaml")
     assert ran.code == 1 and f"r.yaml{expected}" in ran.err and len(ran.err.splitlines()) == 1
@@ -108,19 +97,3 @@ def test_an_edit_that_apply_cannot_make_has_no_recipe(capsys: pytest.CaptureFixt
     made(zoo.shared("llama"), {1: 1}).save("random")
     ran = shell(capsys, "show", "random", "--recipe")
     assert ran.code == 1 and "has no recipe" in ran.err and not ran.out
-
-
-@pytest.mark.usefixtures("warm_cache", "verified_here")
-def test_prompts_are_answered_side_by_side(
-    capsys: pytest.CaptureFixture[str], empty: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert shell(capsys, "run", recipe(empty / "r.yaml", out="edit", export="edited", **{"set": {}}), "-q").code == 0
-    for options in (["--edit", "edit"], ["--model", "edited"]):
-        monkeypatch.setattr(
-            "sys.stdin", io.StringIO(f"Eiffel Tower is located in the city of\n{'word ' * 999}\n\nmore")
-        )
-        ran = shell(capsys, "chat", *options)
-        lines = [" ".join(line.split()) for line in ran.out.splitlines()]
-        assert lines[:3] == ["before after", "> Eiffel Tower is located in the city of", "Paris. Rome."]
-        assert "prompt of 1000 tokens" in lines[-1] and "after the empty line" not in ran.out
-    assert "--edit" in shell(capsys, "chat").err

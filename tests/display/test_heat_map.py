@@ -14,7 +14,7 @@ from tracing import made
 from ffedit import Trace, TraceSet
 from ffedit.display.picture import RAMP, colour, pictures
 from ffedit.display.terminal.heat_map import heat_map
-from ffedit.display.terminal.layer_choice import layer_choice, reasons
+from ffedit.display.terminal.recall import reasons, recalled
 from ffedit.layer_choice.choose import Found
 from ffedit.layer_choice.published import AutoLayer, Published
 from ffedit.locator import site_of
@@ -152,20 +152,15 @@ def test_what_was_not_measured_is_empty_and_says_so() -> None:
     effects[:, 0] = effects[:, 3:-1] = np.nan
     effects[1::2] = np.nan
     lines = shown(heat_map(trace(effects))).splitlines()
-    assert lines[0].endswith("windows of 3 layers, every 2nd layer of 6") and lines[2] == "Empty: not measured"
+    assert lines[0].endswith("windows of 3 layers, 3 of 6 layers") and lines[2] == "Empty: not measured"
     rows = {line.split("  ")[0].strip(): line for line in lines[4:9]}
     assert [name.rstrip("*") for name in (line.split("  ")[0].strip() for line in lines[4:9])][3] == "… 5 tokens"
     assert rows["… 5 tokens"].split() == ["…", "5", "tokens", "–"] and "nan" not in "\n".join(lines).lower()
     assert "the largest effect of its tokens" not in "\n".join(lines), "there is none"
-    for step, said in ((4, "every 4th layer of 64"), (32, "every 32nd layer of 64"), (64, "layer 32 of 64")):
+    for step, said in ((4, "16 of 64 layers"), (64, "1 of 64 layers")):
         many = np.full((64, 5), np.nan)
         many[step // 2 :: step] = 0.5
         assert said in shown(heat_map(trace(many)), 120).splitlines()[0]
-    some = np.full((64, 5), np.nan)
-    some[3:6] = 0.5
-    assert "layers 3–5 of 64" in shown(heat_map(trace(some)), 120).splitlines()[0]
-    some[9] = 0.5
-    assert "4 of 64 layers" in shown(heat_map(trace(some)), 120).splitlines()[0]
 
 
 def test_measurements_of_the_same_tokens_keep_the_same_rows() -> None:
@@ -183,72 +178,51 @@ def test_measurements_of_the_same_tokens_keep_the_same_rows() -> None:
 
 
 def test_the_layer_is_explained() -> None:
-    text = words(layer_choice(peaked(), 2))
-    assert text.startswith(
-        "Layer 2: recalled most at the subject's last token (“Tower”), feed-forward outputs of layers 1–3: 0.41 of the "
-        "0.87 that Gaussian noise of 3 σ of the vocabulary takes from the answer; of "
-        "these, layer 2 alone brings back most, 0.20; "
-    )
-    assert text.endswith("at the prompt's last token, layers 4–5: 0.80.")
-    asked = words(layer_choice(peaked(), 4, "4"))
-    assert asked.startswith("Layer 4: you asked for it; tracing would have chosen 2: recalled most")
-    assert "you asked for it, and tracing agrees: recalled most" in words(layer_choice(peaked(), 2, "2"))
-    assert words(layer_choice(peaked(), 2, "1-3")).startswith("Layer 2: the site among layers 1-3: recalled most")
-    among = words(layer_choice(peaked(), 4, "3-5"))
-    assert among.startswith("Layer 4: the site among layers 3-5; tracing would have chosen 2: recalled most")
-    several = words(layer_choice(TraceSet((peaked(), peaked())), 2))
-    assert "on average over 2 facts" in several and "Tower" not in several
-    nothing = words(layer_choice(trace(peaked().effects, clean=0.06, corrupted=0.1), 2, "2"))
-    assert "0.41, though Gaussian noise of 3 σ of the vocabulary takes nothing from the answer (−0.04)" in nothing
-    state = words(layer_choice(trace(peaked().effects, kind="state", window=1), 2))
-    assert "recalled most at the subject's last token (“Tower”), hidden state after layer 2: 0.41" in state
-    assert "prompt" not in state, "the last state there brings everything back, always"
+    told = "recalled most at “Tower”, feed-forward outputs of layers 1–3: 0.41 of 0.87; of these, layer 2 alone brings"
+    assert words(recalled(peaked())) == f"Layer 2: {told} back most, 0.20."
+    assert words(recalled(peaked(), 2)) == f"The trace: {told} back most, 0.20; tracing agrees."
+    assert words(recalled(peaked(), 4)) == f"The trace: {told} back most, 0.20; tracing would have chosen 2."
+    several = words(recalled(TraceSet((peaked(), peaked()))))
+    assert "at the last subject token, feed" in several and "0.41 of 0.87 on average over 2 facts;" in several
+    nothing = words(recalled(trace(peaked().effects, clean=0.06, corrupted=0.1), 2))
+    assert "0.41 of −0.04" in nothing and "The noise hardly changes the answer (total effect −0.04)" in nothing
+    assert "tracing" not in nothing
+    state = words(recalled(trace(peaked().effects, kind="state", window=1)))
+    assert state == "Layer 2: recalled most at “Tower”, hidden state after layer 2: 0.41 of 0.87."
 
 
 def test_the_layer_is_explained_for_every_kind_of_measurement() -> None:
     effects = peaked().effects
-    attention = trace(effects, kind="attention", sever="feed_forward", metric="log_probability")
-    text = words(layer_choice(attention, 2))
-    assert text.startswith(
-        "Layer 2: with the feed-forward layers severed, recalled most at the subject's last token (“Tower”), attention "
-        "outputs of layers 1–3: "
-    )
-    assert (
-        "0.41 of the 0.87 nats that Gaussian noise of 3 σ of the vocabulary takes from the answer; of these, "
-        "layer 2 alone" in text
-    )
-    swapped = words(layer_choice(trace(effects, noise=None, corrupted=0.92), 2))
-    assert (
-        "that another subject takes from the answer" in swapped
-        and "Another subject hardly changes the answer" in swapped
-    )
+    attention = words(recalled(trace(effects, kind="attention", metric="log_probability")))
+    assert "“Tower”, attention outputs of layers 1–3: 0.41 of 0.87 nats; of these, layer 2 alone" in attention
+    swapped = words(recalled(trace(effects, noise=None, corrupted=0.92)))
+    assert "Another subject hardly changes the answer (total effect 0.01)" in swapped
 
 
 def test_a_weak_trace_says_so() -> None:
     effects = np.zeros((6, 5))
     effects[5, 4] = 0.8
     none = "No token of the subject brings back a tenth of that at any layer"
-    weak = words(layer_choice(trace(effects), 0))
-    assert f"{none}; compare other layers (--layers N, N from 0 to 4)." in weak
-    assert words(layer_choice(trace(effects), 0, "explained")).endswith(f"{none}."), "the trace does not decide"
-    deaf = words(layer_choice(trace(effects, corrupted=0.92), 0))
+    for edited in (None, 0):
+        assert words(recalled(trace(effects), edited)).endswith(f"{none}.")
+    deaf = words(recalled(trace(effects, corrupted=0.92)))
     assert "hardly changes the answer (total effect 0.01)" in deaf and none not in deaf
-    assert none not in words(layer_choice(peaked(), 2))
-    assert none not in words(layer_choice(trace(effects, known=False), 0)), "it is recalled nowhere"
+    assert none not in words(recalled(peaked()))
+    assert none not in words(recalled(trace(effects, known=False))), "it is recalled nowhere"
     untold = effects.copy()
     untold[:, 1] = np.nan
-    assert none not in words(layer_choice(trace(untold), 0)), "a token of the subject was not measured"
+    assert none not in words(recalled(trace(untold))), "a token of the subject was not measured"
     spaced = effects.copy()
     spaced[::2] = np.nan
-    assert f"{none} traced." in words(layer_choice(trace(spaced), 0, "explained"))
+    assert f"{none} traced." in words(recalled(trace(spaced)))
 
 
 def test_what_a_trace_does_not_show_is_no_warning() -> None:
     """A trace beside a layer that was chosen otherwise says what it shows, in no colour."""
     for effects in (np.zeros((6, 5)), early_effects()):
-        said = shown(layer_choice(trace(effects), 2, "explained"), force_terminal=True, color_system="standard")
+        said = shown(recalled(trace(effects), 2), force_terminal=True, color_system="standard")
         assert "\x1b[33m" not in said and "may not take" not in said
-    unknown = shown(layer_choice(trace(early_effects(), known=False), 2), force_terminal=True, color_system="standard")
+    unknown = shown(recalled(trace(early_effects(), known=False)), force_terminal=True, color_system="standard")
     assert "\x1b[33mThe model does not answer" in unknown
 
 
@@ -264,15 +238,14 @@ def test_the_layer_comes_from_the_token_where_the_key_is_read() -> None:
     """A name that is known before its last word brings nothing back there, and no other token says which layer."""
     early = trace(early_effects())
     assert early.site is None
-    text = words(layer_choice(early, 4, "explained"))
+    text = words(recalled(early, 4))
     assert text == (
-        "The trace: recalled most at “Eiffel”, feed-forward outputs of layers 0–2: 0.50 of the 0.87 that Gaussian "
-        "noise of 3 σ of the vocabulary takes from the answer; at the subject's last token (“Tower”), "
-        "layers 4–5: 0.04; at the prompt's last token, layers 0–1: 0.60."
+        "The trace: recalled most at “Eiffel”, feed-forward outputs of layers 0–2: 0.50 of 0.87; at the subject's last "
+        "token, layers 4–5: 0.04."
     )
-    assert words(layer_choice(early, early.layer)) == text, "it tells no layer"
+    assert words(recalled(early)) == text, "it tells no layer"
     assert TraceSet((early, early)).site is None and TraceSet((early, peaked(), peaked())).site == 2
-    assert "recalled most at the subject's first token, feed" in words(layer_choice(TraceSet((early, early)), 4))
+    assert "recalled most at the first subject token, feed" in words(recalled(TraceSet((early, early)), 4))
     assert site_of(peaked(), allowed=range(3, 6)) is None and site_of(peaked(), allowed=range(2, 4)) == 2
     assert trace(early_effects() * -1, corrupted=0.94).site is None, "nothing was lost"
 
@@ -289,7 +262,7 @@ def test_the_rule_stands_before_the_trace() -> None:
     traces, usual = TraceSet((peaked(),)), AutoLayer(4, 18)
     text = words(Group(*reasons(Found(traces, 4, "usual", usual), "auto")))
     assert text.startswith("Layer 4: the usual quarter of 18 layers; `ffedit choose-layer` tries others.")
-    assert "tracing alone would have chosen 2" in text
+    assert "The trace: recalled most at “Tower”" in text and text.endswith("tracing would have chosen 2.")
     row = Published("Tiny", "gpt2", 6, 8, 4, None, "a paper")
     text = words(Group(*reasons(Found(traces, 4, "published", AutoLayer(4, 6, row)), "auto")))
     assert text.startswith("Layer 4: published for Tiny (a paper); `ffedit choose-layer` tries others.")
@@ -298,10 +271,17 @@ def test_the_rule_stands_before_the_trace() -> None:
     assert "Layer 5: the allowed layer nearest to 4, the usual quarter of 18 layers" in text
     text = words(Group(*reasons(Found(traces, 2, "trace", usual), "trace")))
     assert text.startswith("Layer 2: recalled most") and "usual" not in text
+    text = words(Group(*reasons(Found(traces, 4, "trace", usual), "3-5")))
+    assert text.startswith("Layer 4: the site among layers 3-5. The trace: recalled most")
+    assert text.endswith("tracing would have chosen 2.")
+    for by, why in (("request", "you asked for it"), ("only", "the only one whose output reaches the answer")):
+        text = words(Group(*reasons(Found(traces, 2, by, usual), "2")))
+        assert text.startswith(f"Layer 2: {why}. The trace: ") and text.endswith("tracing agrees.")
+        assert words(Group(*reasons(Found(None, 2, by, usual), "2"))) == f"Layer 2: {why}."
 
 
 def test_an_answer_that_the_model_does_not_give_is_named() -> None:
     unknown = trace(peaked().effects, known=False)
-    assert "does not answer “Paris” by itself" in words(layer_choice(unknown, 2))
-    assert "For 1 of 2 facts" in words(layer_choice(TraceSet((unknown, peaked())), 2))
-    assert "no layer is taken from them" in words(layer_choice(TraceSet((unknown, unknown)), 2))
+    assert "does not answer “Paris” by itself" in words(recalled(unknown))
+    assert "For 1 of 2 facts" in words(recalled(TraceSet((unknown, peaked()))))
+    assert "no layer is taken from them" in words(recalled(TraceSet((unknown, unknown))))

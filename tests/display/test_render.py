@@ -319,7 +319,7 @@ def test_anatomy_collapses_equal_layers() -> None:
     text = shown(memory_table(fake_editable()))
     row = next(line for line in text.splitlines() if line.startswith("0-5"))
     assert "h.*.mlp.c_proj" in row and "[8, 32]" in row and "as is" in row and row.endswith("yes   yes")
-    assert "ln_f" in text and "resumable" in text and "8 KiB more to edit" in text and "to the last bit" in text
+    assert "ln_f" in text and "resumable" in text and "8.2 kB more to edit" in text and "to the last bit" in text
     assert "transposed  " in shown(memory_table(fake_editable(transposed=True)))
     assert ranges([0, 1, 2, 5, 7, 8]) == "0-2, 5, 7-8"
 
@@ -337,7 +337,7 @@ def test_doctor_shows_the_environment(tmp_path: Path, monkeypatch: pytest.Monkey
     (tmp_path / "moments").mkdir()
     (tmp_path / "moments" / "a").write_bytes(b"x" * 2048)
     text = words(environment())
-    assert torch.__version__ in text and "cpu" in text and "cache 1 file, 2 KiB, in" in text
+    assert torch.__version__ in text and "cpu" in text and "cache 1 file, 2.0 kB, in" in text
 
 
 def test_errors_and_commands() -> None:

@@ -64,11 +64,6 @@ def test_statistics_of_the_hub_are_downloaded_by_name_and_checked(
     assert "\n" not in str(caught.value)
 
 
-def test_what_is_pushed_must_be_written_first(capsys: pytest.CaptureFixture[str]) -> None:
-    ran = shell(capsys, "stats", "--push-to-hub", "someone/stats")
-    assert ran.code == 2 and "--push-to-hub uploads what --out writes; add --out FOLDER" in ran.err
-
-
 def test_statistics_of_anything_else_are_refused_by_name(text: Path, tmp_path: Path) -> None:
     folder = ffedit.save_stats(
         ffedit.collect_stats(zoo.shared("llama"), [1], corpus=Corpus(text, 200)), tmp_path / "stats"

@@ -1,4 +1,4 @@
-"""Every export is checked before it counts as done, and only what was checked is pushed to the hub."""
+"""Every export is checked before it counts as done."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import pytest
 import torch
 from making import base, edit, editable, refused
 from safetensors.torch import save_file
-from shell import disk, process, shell
+from shell import disk, process
 
 import ffedit
-from ffedit import CheckError, Edit, EditError
-from ffedit.exporter import embedded_edits, push
+from ffedit import CheckError, Edit
+from ffedit.exporter import embedded_edits
 from ffedit.files.tensor_ranges import contents, read_header
 
 __all__ = ["base", "edit", "editable"]
@@ -123,34 +123,3 @@ def test_headers_are_read_as_safetensors_writes_them(tmp_path: Path) -> None:
     assert found.keys() == wanted.keys() and found["b"].kind == "I64" and found["d"].shape == ()
     assert torch.equal(found["a"].rows(1, 3), wanted["a"][1:]) and found["c"].dtype == torch.bfloat16
     assert found["a"].sample(4).tolist() == wanted["a"].reshape(-1)[::3][:4].double().tolist()
-
-
-# The hub ------------------------------------------------------------------------------------------
-
-
-@here
-def test_the_hub_gets_the_folder(
-    base: Path, edit: Edit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    calls: list[Any] = []
-
-    class Made(str):
-        repo_id = "me/edited"
-
-    monkeypatch.setattr("huggingface_hub.create_repo", lambda name, **_: calls.append(name) or Made("https://hub/x"))
-    monkeypatch.setattr("huggingface_hub.upload_folder", lambda **how: calls.append(how))
-    edit.save(tmp_path / "e")
-    command = ["export", tmp_path / "e", "--model", base, "--out", tmp_path / "out", "--push-to-hub", "edited"]
-    done = shell(capsys, *command)
-    assert done.code == 0 and "https://hub/x" in done.out
-    assert calls[0] == "edited" and calls[1]["repo_id"] == "me/edited" and calls[1]["folder_path"] == tmp_path / "out"
-
-    def offline(*_: Any, **__: Any) -> None:
-        raise ConnectionError("no route\nto host")
-
-    monkeypatch.setattr("huggingface_hub.create_repo", offline)
-    done = shell(capsys, *command, "--force")
-    assert done.code == 1 and "not pushed (no route to host)" in done.err and done.err.count("\n") == 1
-    assert (tmp_path / "out" / "README.md").is_file()
-    with pytest.raises(EditError, match="not pushed"):
-        push(tmp_path / "out", "edited")

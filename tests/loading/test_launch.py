@@ -1,4 +1,4 @@
-"""`accelerate launch` as a person types it: two processes write what one writes, and one that is left alone says so."""
+"""`accelerate launch` as a person types it: two processes write what one writes."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from shell import process, shell
 
 from ffedit import Edit
 from ffedit.cli.surface import is_first_process
-from ffedit.cli.work.model import STARTED_ALONE as ALONE
-from ffedit.inference.distributed import ProcessGroup, left_alone
+from ffedit.inference.distributed import ProcessGroup
 
 LAUNCH = ["-m", "accelerate.commands.accelerate_cli", "launch", "--num_processes", "2", "--main_process_port", "0"]
 NUMBERS = ["prompts.contexts=0", "value.steps=2", "ft.steps=1"]
@@ -36,7 +35,7 @@ def test_two_processes_write_the_edit_of_one(model: Path, empty: Path, capsys: p
     words = ["apply", "facts.json", "--model", model, "--corpus", model.parent / "corpus.txt", "--layers", "1"]
     words += ["--set", "prompts.contexts=1", "--set", "value.steps=5", "--dtype", "float32", "--force"]
     ran = process(*LAUNCH, "--multi_gpu", "-m", "ffedit", *words, "--out", "two", "--json", "two.json")
-    assert ran.code == 0 and ALONE not in ran.err, ran.err
+    assert ran.code == 0, ran.err
     assert ran.out.count("layer 1 of") == 1, "the first process tells it"
     assert shell(capsys, *words, "--out", "one", "--json", "one.json").code == 0
     two, one = Edit.load("two"), Edit.load("one")
@@ -92,28 +91,3 @@ def test_the_processes_part_when_the_work_is_done(
     monkeypatch.setattr(ProcessGroup, "disband", lambda _: parted.append(Path("one/report.md").exists()))
     assert shell(capsys, *bench(model, "--mode", "single", "--out", "one")).code == 0
     assert parted == [True], "once, after the last that they tell each other"
-
-
-def test_a_process_that_accelerate_left_alone_says_how_to_start_several(empty: Path) -> None:
-    ran = process(*LAUNCH, "--cpu", "-m", "ffedit", "bench", "nowhere.json", "--out", "out")
-    assert ran.code == 1 and ran.err.splitlines().count(ALONE) == 1, ran.err
-    assert ran.err.index(ALONE) < ran.err.index("error: no file nowhere.json")
-
-
-def test_a_launch_of_a_single_process_is_noticed_and_nothing_else(
-    empty: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    command = ["bench", "nowhere.json", "--out", "out"]
-    for name in ("ACCELERATE_MIXED_PRECISION", "MASTER_ADDR", "WORLD_SIZE", "RANK"):
-        monkeypatch.delenv(name, raising=False)
-    assert not left_alone() and ALONE not in shell(capsys, *command).err
-    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
-    assert not left_alone(), "a cluster's address alone is no launch"
-    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "no")
-    assert left_alone() and ALONE in shell(capsys, *command, "--json", "-").err
-    assert ALONE not in shell(capsys, *command, "--quiet").err
-    monkeypatch.setenv("WORLD_SIZE", "1")
-    assert not left_alone() and ALONE not in shell(capsys, *command).err
-    monkeypatch.delenv("WORLD_SIZE")
-    monkeypatch.delenv("MASTER_ADDR")
-    assert not left_alone(), "one process was asked for"

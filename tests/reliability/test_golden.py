@@ -126,7 +126,7 @@ def test_a_golden_trace_and_recipe_are_read(folder: Path, expected: dict[str, An
     same({"clean": trace.clean, "tokens": list(trace.tokens), "first": trace.effects[0].tolist()}, expected["trace"])
     with pytest.raises(FactError, match="estimated, not measured"):
         Trace.from_dict({**trace.to_dict(), "exact": False})
-    recipe, _ = read_recipe(folder / "recipe.yaml")
+    recipe = read_recipe(folder / "recipe.yaml")
     rome = Edit.load(folder / "edits" / "rome")
     assert recipe == recipe_of(rome) and recipe["facts"] == [fact.to_dict() for fact in rome.facts]
 

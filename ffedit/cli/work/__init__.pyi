@@ -1,4 +1,4 @@
-from .answers import ask as ask, chat as chat
+from .answers import ask as ask
 from .applying import apply as apply
 from .benching import bench as bench
 from .describe import doctor as doctor, methods as methods, show as show
@@ -6,7 +6,6 @@ from .inspecting import inspect_edit as inspect_edit, inspect_memory as inspect_
 from .page import serve as serve
 from .scoring import evaluate as evaluate
 from .ship import diff as diff, export as export, undo as undo
-from .solving import check_setting as check_setting
 from .statistics import stats as stats
 from .tracing import locate as locate
 from .trying import choose_layer as choose_layer

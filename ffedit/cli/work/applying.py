@@ -16,17 +16,16 @@ from ffedit.cli.destinations import Destinations
 from ffedit.cli.options import ModelOptions, Solving, parse_layers
 from ffedit.cli.surface import Surface
 from ffedit.cli.work import result
-from ffedit.cli.work.model import join, load_model
-from ffedit.cli.work.ship import pushed
+from ffedit.cli.work.model import load_model
 from ffedit.cli.work.solving import config_of, stats_of
 from ffedit.display.figures.plots import heat_maps
 from ffedit.display.figures.saving import figure_ready
 from ffedit.display.html.result import result_page
 from ffedit.display.terminal.heat_map import heat_map
-from ffedit.display.terminal.layer_choice import reasons
 from ffedit.display.terminal.model_table import model_line, short_name
 from ffedit.display.terminal.outcome import outcome, worse
 from ffedit.display.terminal.plan import plan
+from ffedit.display.terminal.recall import reasons
 from ffedit.display.terminal.scores import MOST_TOKENS, before_after, verdict_view, what_it_says
 from ffedit.display.terminal.shipped import packing
 from ffedit.display.terminal.tables import duration, ranges
@@ -46,6 +45,7 @@ from ffedit.facts.text import counted, quoted
 from ffedit.files.atomic import text_ready, write_text
 from ffedit.files.placing import together
 from ffedit.inference.corpus import Corpus
+from ffedit.inference.distributed import process_group
 from ffedit.layer_choice.choose import Found, find_layer, known_layer, spread_below
 from ffedit.model.editable import Editable
 from ffedit.model.tokenization import decode
@@ -86,7 +86,7 @@ class Application:
         for fact in facts:
             check_word(self.fact_token, fact.subject)
         self.ends = {"start": perf_counter()}  # seconds at which the start and then each stage ended
-        self.group = join(self.surface)
+        self.group = process_group()
         self.editable: Editable = load_model(self.model, self.surface, show=self.surface.verbose)
         if self.destinations.is_gguf:
             source_file(self.editable.name, self.editable)  # raises EditError for a model that is not of one
@@ -201,7 +201,7 @@ class Application:
         edit = edit.noted(warnings=[breach.words for breach in broken], inputs=self.solving.inputs)
         failure = unmet(self.require, report.after or report.before) or (refusal(broken) if self.strict else None)
         failure = failure or (None if destinations.force else not_taken(report.verdict))
-        saved = {"edit": destinations.kept, "checkpoint": destinations.export_to} if failure is None else {}
+        saved = {"edit": destinations.out, "checkpoint": destinations.export_to} if failure is None else {}
         applied = result.applied(self.editable, edit, found, report, self.ends, saved, self.layers, self.left_out)
         done = False
         try:
@@ -213,10 +213,7 @@ class Application:
             self._show(found, edit, report, broken, done)
         if failure is not None:
             raise failure
-        surface.show(
-            pushed(destinations.export_to, destinations.hub),
-            destinations.next_step(self.facts[0], self.editable.chat),
-        )
+        surface.show(destinations.next_step(self.facts[0], self.editable.chat))
 
     def _show(self, found: Found, edit: Edit, report: Report, broken: Sequence[Breach], saved: bool) -> None:
         """Show what became of the facts, what changed for the worse, and the scores; with `--verbose`, all."""
@@ -270,6 +267,6 @@ def save(destinations: Destinations, editable: Editable, edit: Edit) -> None:
         if destinations.out is not None:
             edit.save_with(placing, destinations.out, destinations.force)
     if destinations.save_recipe is not None:
-        folders = {"out": destinations.kept, "export": destinations.export_to}
+        folders = {"out": destinations.out, "export": destinations.export_to}
         goes_to = {name: str(path) for name, path in folders.items() if path is not None}
         write_text(destinations.save_recipe, to_yaml(recipe_of(edit) | goes_to, edit))

@@ -15,13 +15,14 @@ from ffedit.benchmark.tables import headline
 from ffedit.cli.fact_options import Reading
 from ffedit.cli.options import ModelOptions, Solving, parse_layers
 from ffedit.cli.surface import Surface
-from ffedit.cli.work.model import join, load_model
+from ffedit.cli.work.model import load_model
 from ffedit.cli.work.result import command_line
 from ffedit.cli.work.solving import config_of, stats_of
 from ffedit.display.html.bench import bench_page
 from ffedit.display.terminal.scores import headline_table
 from ffedit.errors import EditError
 from ffedit.files.atomic import write_text
+from ffedit.inference.distributed import process_group
 from ffedit.layer_choice.choose import spread_below
 
 
@@ -43,7 +44,7 @@ def bench(
 ) -> None:
     """Write facts into a model by several methods, and measure each before and after."""
     configs = {name: config_of(solving, name) for name in methods}
-    workers, parsed = join(surface), Mode.parse(mode)
+    workers, parsed = process_group(), Mode.parse(mode)
     field, _, value = (where or "").partition("=")
     sifted = reading.sift(
         sources,

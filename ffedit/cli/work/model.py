@@ -1,4 +1,4 @@
-"""The model of a command, loaded with its options, and the processes that the command was started in."""
+"""The model of a command, loaded with its options."""
 
 from __future__ import annotations
 
@@ -15,14 +15,8 @@ from ffedit.cli.surface import Surface
 from ffedit.display.terminal.model_table import model_line
 from ffedit.editor.edit import Edit
 from ffedit.errors import EditError, ModelError
-from ffedit.inference.distributed import ProcessGroup, left_alone, process_group
 from ffedit.loading.names import NAMED
 from ffedit.model.editable import Editable
-
-STARTED_ALONE = (
-    "accelerate started one process; it starts several, on CPUs too, with --multi_gpu: "
-    "accelerate launch --multi_gpu --num_processes N -m ffedit …"
-)
 
 
 def load_model(model: ModelOptions, surface: Surface, edit: Edit | None = None, *, show: bool = True) -> Editable:
@@ -57,10 +51,3 @@ def base_of(edit: Edit | None, model: str | None) -> Iterator[str]:
         if model is not None or name in NAMED or Path(name).exists():
             raise
         raise ModelError(f"{error} (the edit calls its base {name}; name the base with --model)") from error
-
-
-def join(surface: Surface) -> ProcessGroup:
-    """Return the processes that `accelerate launch` started this command in; it says so where it started only one."""
-    if left_alone():
-        surface.note(STARTED_ALONE)
-    return process_group()

@@ -15,7 +15,7 @@ from typing import Any
 
 from click import get_current_context
 
-from ffedit.display.terminal.layer_choice import reasons
+from ffedit.display.terminal.recall import reasons
 from ffedit.editor.edit import Edit
 from ffedit.editor.provenance import value_searches, versions
 from ffedit.editor.recipe import recipe_of
@@ -24,7 +24,6 @@ from ffedit.evaluator.verdict import took
 from ffedit.exporter import Exported
 from ffedit.facts.fact import Fact
 from ffedit.facts.reading import LeftOutRecords
-from ffedit.inference.routing import Routes
 from ffedit.layer_choice.choose import Found
 from ffedit.layer_choice.site_map import SiteMap
 from ffedit.locator import Aggregate, Trace, TraceSet
@@ -40,7 +39,6 @@ def located(
     measured: Sequence[TraceSet],
     aggregates: Sequence[Aggregate],
     layer: int,
-    routes: Sequence[Mapping[int, Routes]],
     mapped: SiteMap | None = None,
     records: Sequence[LeftOutRecords] = (),
 ) -> dict[str, Any]:
@@ -49,8 +47,6 @@ def located(
     for i, fact in enumerate(facts):
         traces = [_trace(measurement.traces[i], measurement.traces[i].layer) for measurement in measured]
         rows.append({**_prompt(fact), "trace": traces[0], **({"traces": traces} if len(traces) > 1 else {})})
-        if i < len(routes) and routes[i]:
-            rows[-1]["routing"] = _routing(routes[i])
     if mapped is not None:
         rows[0]["site_map"] = {"axes": ["layer", "token"], **_rounded(mapped.to_dict())}
     averages = [{"axes": ["role", "layer"], **aggregate.to_dict()} for aggregate in aggregates]
@@ -205,17 +201,6 @@ def _prompt(fact: Fact) -> dict[str, Any]:
 def _trace(traced: Trace, layer: int) -> dict[str, Any]:
     about = {"layer": layer, "token": traced.subject_last, "axes": ["layer", "token"]}
     return {**about, **_rounded(traced.to_dict())}
-
-
-def _routing(found: Mapping[int, Routes]) -> dict[str, Any]:
-    """Return, by layer and expert, the `share` of contexts routed to it and the router's mean `weight` there."""
-    return {
-        str(layer): {
-            str(e): _rounded({"share": float(routes.shares[e]), "weight": float(routes.mean_weights[e])})
-            for e in routes.shares.nonzero()[:, 0].tolist()
-        }
-        for layer, routes in found.items()
-    }
 
 
 def _rounded(value: Any) -> Any:

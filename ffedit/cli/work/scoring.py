@@ -11,13 +11,14 @@ import ffedit
 from ffedit.cli.options import ModelOptions
 from ffedit.cli.surface import Surface
 from ffedit.cli.work import result
-from ffedit.cli.work.model import join, load_edited, load_model
+from ffedit.cli.work.model import load_edited, load_model
 from ffedit.display.html.result import result_page
 from ffedit.display.terminal.explanation import explanation_view
 from ffedit.display.terminal.scores import all_scores, verdict_view, what_it_says
 from ffedit.facts.fact import Fact
 from ffedit.facts.reading import LeftOutRecords
 from ffedit.files.atomic import write_text
+from ffedit.inference.distributed import process_group
 
 UNLIKE = Text("The edit was computed in the model's chat template; measured without (--chat).", style="yellow")
 
@@ -35,7 +36,7 @@ def evaluate(
     surface: Surface,
 ) -> None:
     """Score facts on a model, before and after the edit of a folder, or on another checkpoint."""
-    group = join(surface)
+    group = process_group()
     edit, editable = load_edited(edit_from, model, surface)
     if edit is not None and edit.in_chat and not editable.chat:
         surface.show(UNLIKE)

@@ -13,12 +13,9 @@ from ffedit.cli.work.result import written
 from ffedit.display.terminal.console import next_commands
 from ffedit.display.terminal.diff import diff_view
 from ffedit.display.terminal.shipped import shipped
-from ffedit.exporter import push
 
 
-def export(
-    edit_from: Path, out: Path, model: str | None, no_originals: bool, hub: str | None, surface: Surface, **how: Any
-) -> None:
+def export(edit_from: Path, out: Path, model: str | None, no_originals: bool, surface: Surface, **how: Any) -> None:
     """Write the edit of a folder into its base; `how` are options of `ffedit.export`."""
     edit = ffedit.Edit.load(edit_from)
     with base_of(edit, model) as base:
@@ -26,13 +23,7 @@ def export(
     can_ask = edit.facts and how["format"] not in ("adapter", "delta")
     ask = next_commands(join(["ffedit", "ask", edit.facts[0].text, "--model", str(out)])) if can_ask else None
     surface.show(shipped(done), ask)
-    surface.show(pushed(out, hub))
     surface.write_json(written(done))
-
-
-def pushed(path: Path | None, hub: str | None) -> str | None:
-    """Upload what was exported to the repository of `--push-to-hub`; return what to show, None without the option."""
-    return None if path is None or hub is None else f"Pushed to {push(path, hub)}"
 
 
 def undo(checkpoint: str, out: Path, surface: Surface, **how: Any) -> None:

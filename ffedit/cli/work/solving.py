@@ -33,8 +33,3 @@ def stats_of(
         return ffedit.load_stats(solving.stats_from, editable)
     names = all(config.key.names_weight > 0 for config in configs)
     return text_for(editable, subjects, solving.seed, solving.corpus, names)
-
-
-def check_setting(setting: str) -> None:
-    """Check that NAME=VALUE is a setting of an edit. Raises EditError for another name or value."""
-    set_numbers(EditConfig(), [setting])

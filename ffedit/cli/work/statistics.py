@@ -10,7 +10,6 @@ import ffedit
 from ffedit.cli.options import ModelOptions, parse_layers
 from ffedit.cli.surface import Surface
 from ffedit.cli.work.model import load_model
-from ffedit.cli.work.ship import pushed
 from ffedit.display.terminal.statistics import moments_table, shortage
 from ffedit.errors import EditError
 from ffedit.inference.corpus import Corpus
@@ -22,7 +21,6 @@ def stats(
     layers: str,
     out: Path | None,
     force: bool,
-    hub: str | None,
     model: ModelOptions,
     surface: Surface,
     **text: Any,
@@ -47,4 +45,3 @@ def stats(
     names = [field.name for field in fields(ffedit.KeyMoments) if field.init and field.name != "sum"]
     rows = [{name: getattr(moments, name) for name in names} for moments in collected.values()]
     surface.write_json({"layers": rows})
-    surface.show(pushed(out, hub))

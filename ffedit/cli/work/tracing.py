@@ -18,12 +18,10 @@ from ffedit.cli.work.solving import config_of
 from ffedit.display.figures.plots import average_lines, heat_maps, site_maps
 from ffedit.display.figures.saving import save_figure
 from ffedit.display.terminal.heat_map import averages_table, heat_map
-from ffedit.display.terminal.layer_choice import layer_choice
-from ffedit.display.terminal.routing import routing_table
+from ffedit.display.terminal.recall import recalled
 from ffedit.display.terminal.site_map import site_map_view
 from ffedit.facts.fact import Fact
 from ffedit.facts.reading import LeftOutRecords
-from ffedit.inference.routing import subject_routes
 from ffedit.locator import Kind, Part, aggregate
 from ffedit.locator.result import subject_peak
 from ffedit.locator.trace import decisive, resolve_window
@@ -39,19 +37,18 @@ def locate(
     leak: bool,
     solving: Solving,
     plot: Path | None,
-    save: Path | None,
     surface: Surface,
     left_out: Sequence[LeftOutRecords] = (),
     **settings: Any,
 ) -> None:
     """Trace facts by each of `measurements`, what is restored and what is severed; `settings` are of `locate_all`."""
-    config, seed = config_of(solving, "memit"), solving.seed
+    config = config_of(solving, "memit")
     editable = load_model(model, surface)
     if layers != "all":
         settings["layers"] = parse_layers(layers, len(editable.layers), ("all",))
     for kind, _ in measurements:
         resolve_window(len(editable.layers), kind, settings["window"])
-    settings |= {"resume": averaged, "seed": seed}
+    settings |= {"resume": averaged, "seed": solving.seed}
     mapped = None
     with surface.progress() as progress:
         measured = [
@@ -64,19 +61,16 @@ def locate(
             mapped = ffedit.site_map(
                 editable, facts[0], layers=settings.get("layers"), config=config, progress=progress
             )
-        routes = subject_routes(editable, facts, seed)
     layer, peak = choosing.layer, subject_peak(choosing)
     # Where the subject's last token tells no layer, the one is marked at which another brings back most.
     marked = layer if choosing.site is not None else peak.layer
     maps = map(averages_table, aggregates) if averaged else (heat_map(traces, marked) for traces in measured)
-    surface.show(*maps, layer_choice(choosing, layer), routing_table(facts, routes, layer))
+    surface.show(*maps, recalled(choosing))
     if not editable.resumable:
         surface.show(Text("This model cannot be resumed at a token: whole rows were run (slower, same results)."))
     if mapped is not None:
         surface.show(site_map_view(mapped, choosing.traces[0], marked))
-    surface.write_json(result.located(editable, facts, measured, aggregates, layer, routes, mapped, left_out))
-    if save is not None:
-        (aggregates[0] if averaged else measured[0].traces[0]).save(save)
+    surface.write_json(result.located(editable, facts, measured, aggregates, layer, mapped, left_out))
     if plot is not None and mapped is not None:
         save_figure(plot, partial(site_maps, choosing.traces[0], mapped, marked))
     elif plot is not None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 from rich.console import Group
+from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
 
@@ -68,7 +69,7 @@ def memory_table(editable: Editable) -> Group:
         ("unembedding", _path(editable)),
         ("reruns", reruns),
         ("probe", f"W k + b is the observed output{within}"),
-        ("memory", f"{_bytes(weights)} of weights, {_bytes(moments)} more to edit (moments of the keys)"),
+        ("memory", f"{decimal(weights)} of weights, {decimal(moments)} more to edit (moments of the keys)"),
     )
     return spaced(table, about)
 
@@ -79,11 +80,11 @@ def environment() -> Table:
     devices = [f"cpu ({counted(torch.get_num_threads(), 'thread')})"]
     if torch.accelerator.is_available():
         devices.insert(0, f"{torch.accelerator.device_count()} × {torch.accelerator.current_accelerator()}")
-    files = f"{counted(len(sizes), 'file')}, {_bytes(sum(sizes.values()))}"
+    files = f"{counted(len(sizes), 'file')}, {decimal(sum(sizes.values()))}"
     return named_values(
         ("versions", ", ".join(f"{name} {version}" for name, version in versions().items())),
         ("devices", ", ".join(devices)),
-        ("cache", f"{files}, in {cache.folder()}; {cache.Limits.set()}"),
+        ("cache", f"{files}, in {cache.folder()}; {cache.bounds()}"),
     )
 
 
@@ -119,11 +120,3 @@ def _count(parameters: int) -> str:
         if parameters >= size:
             return f"{parameters / size:.3g}{unit}"
     return str(parameters)
-
-
-def _bytes(size: float) -> str:
-    units = ["B", "KiB", "MiB", "GiB", "TiB"]
-    while size >= 1024 and len(units) > 1:
-        size /= 1024
-        units.pop(0)
-    return f"{size:.3g} {units[0]}" if size < 1000 else f"{size:.0f} {units[0]}"

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress as Bars, ProgressColumn, Task, TaskID, TextColumn
-from rich.text import Text
+from rich.progress import BarColumn, MofNCompleteColumn, Progress as Bars, TaskID, TextColumn, TimeRemainingColumn
 
 from ffedit.display.terminal.console import PlainConsole
 from ffedit.display.terminal.tables import duration
@@ -28,7 +27,7 @@ def progress_bars(quiet: bool = False, console: Console | None = None) -> Iterat
         TextColumn("{task.description:<12}", style="dim", markup=False),
         BarColumn(bar_width=32),
         MofNCompleteColumn(),
-        _SecondsLeft(),
+        TimeRemainingColumn(compact=True, elapsed_when_finished=True),
         console=console,
         transient=True,
         redirect_stdout=False,
@@ -42,16 +41,6 @@ def progress_bars(quiet: bool = False, console: Console | None = None) -> Iterat
             bars.update(tasks[stage], completed=done, total=total)
 
         yield advance
-
-
-class _SecondsLeft(ProgressColumn):
-    """Column that says how long a stage still takes, or took."""
-
-    def render(self, task: Task) -> Text:
-        """Return the words, none while the speed is not known."""
-        if task.finished_time is not None:
-            return Text(duration(task.finished_time), style="dim")
-        return Text("" if task.time_remaining is None else f"{duration(task.time_remaining)} left")
 
 
 def _lines(console: Console) -> Progress:

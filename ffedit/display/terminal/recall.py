@@ -1,79 +1,82 @@
-"""Say where a trace shows that facts are recalled, and how far it can be trusted."""
+"""Say which layer is edited and why, where a trace shows that facts are recalled, and how far it can be trusted."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 import numpy as np
+from rich.text import Text
 
 from ffedit.display.picture import PARTS, UNITS, averaged_traces
 from ffedit.facts.text import number, quoted
+from ffedit.layer_choice.choose import Found
 from ffedit.locator import CLEAR, Trace, TraceSet, span_of
-from ffedit.locator.result import ROLES, LayerEffects, subject_peak
+from ffedit.locator.result import subject_peak
 
 # Total effect below which a trace says little, in probability or in nats (0.05 nats: a twentieth of the probability).
 WEAK_TOTAL = 0.05
 
 
-def recalled(trace: Trace | TraceSet) -> str:
-    """Say at which token of the subject, and at which layers, most of the answer comes back; and how much at its last.
+def reasons(found: Found, asked: str) -> list[Text]:
+    """Return the reasons for this layer; `asked` is the value of `--layers`."""
+    layer, auto, traces = found.layer, found.auto, found.traces
+    if traces is not None and found.by == "trace" and layer == traces.layer:
+        return [recalled(traces)]
+    words = {
+        "only": "the only one whose output reaches the answer",
+        "request": "you asked for it",
+        "trace": f"the site among layers {asked}",
+    }
+    nearest = "" if layer == auto.layer else f"the allowed layer nearest to {auto.layer}, "
+    why = words.get(found.by, f"{nearest}{auto.why}; `ffedit choose-layer` tries others")
+    lines = [Text.assemble((f"Layer {layer}: ", "bold"), f"{why}.")]
+    if found.by == auto.by and asked != "auto":
+        lines.insert(0, Text("The trace shows no site at the subject's last token, so it chooses no layer."))
+    return lines if traces is None else [*lines, recalled(traces, layer)]
 
-    The prompt's last token is named where an output restored there brings back more.
+
+def recalled(trace: Trace | TraceSet, edited: int | None = None) -> Text:
+    """Say at which token of the subject, and at which layers, most of the answer comes back, and how much that shows.
+
+    With `edited`, a layer that was chosen otherwise, say whether tracing agrees.
     """
-    traces = averaged_traces(trace)
-    first, peak, single = traces[0], subject_peak(trace), len(traces) == 1
-    destroyer = "another subject" if first.noise is None else first.corruption
+    traces, peak = averaged_traces(trace), subject_peak(trace)
+    first, single = traces[0], len(traces) == 1
+    token = quoted(peak.token) if single else f"the {peak.token} token"
     unit = "" if first.metric == "probability" else f" {UNITS[first.metric]}"
-    back, total = number(peak.effect), number(trace.total)
-    destroyed = f"of the {total}{unit} that {destroyer} takes from the answer"
-    share = f"{back} {destroyed}"
-    if trace.total <= 0:
-        share = f"{back}, though {destroyer} takes nothing from the answer ({total}{unit})"
-    elif peak.effect >= trace.total:
-        share = f"all {destroyed}" + ("" if back == total else f" and more, {back}")
-    last = f"the subject's last token{f' ({quoted(first.tokens[first.subject_last])})' if single else ''}"
-    if peak.last:
-        token = last
-    elif single:
-        token = quoted(peak.token)
-    else:
-        token = f"the subject's {'first token' if peak.token == ROLES[0] else 'middle tokens'}"
-    average = "" if single else f", on average over {len(traces)} facts"
-    words = f"recalled most at {token}, {_outputs(first, peak.layer)}: {share}{average}"
-    if first.sever is not None:
-        words = f"with the {PARTS[first.sever]} layers severed, {words}"
-    at_last = trace.at_subject
-    if not (peak.last or np.isnan(at_last).all()):
-        words += f"; at {last}, {_most(first, at_last)}"
-    if first.window > 1 and (peak.last or trace.site is not None):
+    words = (
+        f"recalled most at {token}, {_outputs(first, peak.layer)}: {number(peak.effect)} of {number(trace.total)}{unit}"
+    )
+    words += "" if single else f" on average over {len(traces)} facts"
+    if not (peak.last or np.isnan(trace.at_subject).all()):
+        most = int(np.nanargmax(trace.at_subject))
+        words += f"; at the subject's last token, {_layers(first, most)}: {number(float(trace.at_subject[most]))}"
+    elif first.window > 1 and peak.last:
         words += f"; of these, layer {trace.layer} alone brings back most, {number(float(trace.alone[trace.layer]))}"
-    end = np.asarray(np.mean([each.effects[:, -1] for each in traces], axis=0))
-    # The last state at the prompt's last token brings back everything, in any model.
-    if first.kind != "state" and not np.isnan(end).all() and np.nanmax(end) > peak.effect:
-        words += f"; at the prompt's last token, {_most(first, end)}"
-    return words
+    heading = "The trace: " if edited is not None or trace.site is None else f"Layer {trace.layer}: "
+    if edited is not None and trace.site is not None:
+        words += "; tracing agrees" if trace.site == edited else f"; tracing would have chosen {trace.site}"
+    warnings = ((f"\n{warning}", "yellow") for warning in _unknown_answers(trace))
+    return Text.assemble((heading, "bold"), f"{words}.", *(f"\n{remark}" for remark in _remarks(trace)), *warnings)
 
 
-def remarks(trace: Trace | TraceSet, decides: bool) -> Iterator[str]:
-    """Yield how little a trace shows, where that is so; if it `decides` the layer to edit, with what to do."""
-    averaged, peak = averaged_traces(trace), subject_peak(trace)
-    depth = len(averaged[0].effects)
-    at_end = all(each.subject_last == len(each.tokens) - 1 for each in averaged)
-    others = f"--layers N, N from 0 to {depth - (1 if at_end else 2)}"
+def _remarks(trace: Trace | TraceSet) -> Iterator[str]:
+    """Yield how little a trace shows, where that is so."""
+    traces = averaged_traces(trace)
     if trace.total < WEAK_TOTAL:
-        corruption = "Another subject" if averaged[0].noise is None else "The noise"
-        named = f"; name a layer yourself ({others})" if decides else ""
+        corruption = "Another subject" if traces[0].noise is None else "The noise"
         yield (
             f"{corruption} hardly changes the answer (total effect {number(trace.total)}), "
-            f"so the trace says little about where it is recalled{named}."
+            "so the trace says little about where it is recalled."
         )
-    elif peak.effect < CLEAR * trace.total and all(each.known and _whole_subject(each) for each in averaged):
-        every = not any(np.isnan(each.at_subject).any() for each in averaged)
-        compare = f"; compare other layers ({others})" if decides else ""
-        yield f"No token of the subject brings back a tenth of that at any layer{'' if every else ' traced'}{compare}."
+    elif subject_peak(trace).effect < CLEAR * trace.total and all(
+        each.known and _whole_subject(each) for each in traces
+    ):
+        every = not any(np.isnan(each.at_subject).any() for each in traces)
+        yield f"No token of the subject brings back a tenth of that at any layer{'' if every else ' traced'}."
 
 
-def unknown_answers(trace: Trace | TraceSet) -> Iterator[str]:
+def _unknown_answers(trace: Trace | TraceSet) -> Iterator[str]:
     """Yield warnings of answers that the model does not give by itself."""
     traces = trace.traces if isinstance(trace, TraceSet) else (trace,)
     unknown = [trace for trace in traces if not trace.known]
@@ -94,15 +97,9 @@ def _whole_subject(trace: Trace) -> bool:
 def _outputs(first: Trace, layer: int) -> str:
     if first.kind == "state":
         return f"hidden state after layer {layer}"
-    layers = _layers(first, layer)
-    return f"{PARTS[first.kind]} {'outputs' if '–' in layers else 'output'} of {layers}"
+    return f"{PARTS[first.kind]} output{'s' if first.window > 1 else ''} of {_layers(first, layer)}"
 
 
 def _layers(first: Trace, layer: int) -> str:
     layers = span_of(layer, first.window, len(first.effects))
     return f"layers {layers[0]}–{layers[-1]}" if len(layers) > 1 else f"layer {layer}"
-
-
-def _most(first: Trace, effects: LayerEffects) -> str:
-    layer = int(np.nanargmax(effects))
-    return f"{_layers(first, layer)}: {number(float(effects[layer]))}"

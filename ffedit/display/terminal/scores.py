@@ -174,13 +174,6 @@ def _change(report: Report, name: str, intervals: Mapping[str, Interval]) -> Tex
     return Text.assemble((change, style), _range(intervals.get(name), signed))
 
 
-def two_columns(before: str, after: str, style: str) -> Table:
-    """Render what a model says before and after an edit in two columns of one width, the second in `style`."""
-    table = Table.grid(Column(ratio=1), Column(ratio=1), padding=(0, 2, 0, 0), expand=True)
-    table.add_row(Text(before or "(nothing)"), Text(after or "(nothing)", style))
-    return table
-
-
 def what_it_says(report: Report) -> RenderableType:
     """Render the facts' prompts with the model's own completions, before and after."""
     prompts = [score.fact.text for score in report.facts_before]

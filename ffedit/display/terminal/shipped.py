@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from rich.filesize import decimal
 from rich.text import Text
 
 from ffedit.editor.edit import Edit
@@ -18,7 +19,7 @@ def shipped(done: Exported, undone: bool = False) -> Text:
     if undone:
         lines[0] += ", bit for bit" if done.exact else " by subtraction: not exactly what it was"
     if done.moved is not None:
-        rewritten, copied, linked = map(_size, (done.moved.rewritten, done.moved.copied, done.moved.linked))
+        rewritten, copied, linked = map(decimal, (done.moved.rewritten, done.moved.copied, done.moved.linked))
         lines.append(f"{rewritten} of weights rewritten; files of {copied} copied, {linked} linked")
     lines += [_as_stored(matrix.to_dict()) for matrix in done.packed]
     logits = ", logits" if done.checked.logits else " (logits not compared)"
@@ -39,7 +40,3 @@ def _as_stored(matrix: Mapping[str, Any]) -> str:
     """Describe how a GGUF file stores a changed matrix (`Packed.to_dict`)."""
     kind = matrix["kind"] if matrix["kind"] == matrix["was"] else f"{matrix['kind']} (was {matrix['was']})"
     return f"{matrix['name']} is stored as {kind}, which loses {matrix['lost']:.1%} of the edit"
-
-
-def _size(count: int) -> str:
-    return f"{count / 1e9:.2f} GB" if count >= 1e9 else f"{count / 1e6:.2f} MB"

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Group, RenderableType
+from rich.filesize import decimal
 from rich.table import Column, Table
 from rich.text import Text
 
@@ -24,10 +25,14 @@ from ffedit.display.terminal.tables import (
 from ffedit.editor.config import dotted
 from ffedit.editor.edit import Edit
 from ffedit.facts.text import number
-from ffedit.loading.names import in_words
 
 MOST_FACTS = 20
 NOT_MEASURED = "not measured"
+# Entries of the provenance that stand elsewhere in the view, and numbers for each value and matrix.
+TOLD = (
+    *("verdict", "method", "layers", "parts", "norms", "says", "scores", "warnings"),
+    *("solved", "matrices", "subjects", "division"),
+)
 
 
 def edit_json(edit: Edit, path: Path) -> dict[str, Any]:
@@ -80,11 +85,11 @@ def _norms(edit: Edit) -> tuple[dict[str, float], dict[str, float]]:
 
 
 def _about(edit: Edit, path: Path | None) -> Iterator[tuple[str, str]]:
-    """Yield pairs of name and value; entries that the provenance lacks are left out, except the verdict."""
+    """Yield pairs of name and value: the verdict, the method, the size of Δ, and the rest of the provenance."""
     about = edit.provenance
     yield "verdict", about.get("verdict", {}).get("text", NOT_MEASURED)
     layers = f"layer{'' if len(edit.layers) == 1 else 's'} {ranges(edit.layers)}"
-    size = "" if path is None else f", {_size(path) / 1000:.1f} kB"
+    size = "" if path is None else f", {decimal(_size(path))}"
     yield "method", f"{about.get('method', 'unknown')}, {layers}, rank {edit.rank}{size}"
     for summand in about.get("parts", ()):
         method, layers = summand.get("method", "unknown"), ranges(summand.get("layers", ()))
@@ -92,32 +97,13 @@ def _about(edit: Edit, path: Path | None) -> Iterator[tuple[str, str]]:
     norms, ratios = _norms(edit)
     shares = {at: f" ({ratio:.2%} of ‖W‖)" for at, ratio in ratios.items()}
     yield "‖Δ‖ by layer", first_names([f"{at}: {number(norm)}{shares.get(at, '')}" for at, norm in norms.items()])
-    if not ratios and "norm_ratio" in about:
-        yield "‖Δ‖ / ‖W‖", f"{about['norm_ratio']:.2%} at most"
-    dtype, computed = about.get("dtype"), about.get("computed_in")
-    precision = [*([dtype] if dtype else []), *([f"computed in {computed}"] if computed not in (None, dtype) else [])]
-    yield "model", ", ".join([about.get("model", "unknown"), f"fingerprint {edit.base}", *precision])
-    if source := about.get("source"):
-        yield "converted from", in_words(source)
-    if about.get("after"):
-        yield "computed upon", first_names([f"edit {name}" for name in about["after"]])
-    if config := about.get("config"):
-        yield "config", ", ".join(f"{name} {_short(value) or 'none'}" for name, value in dotted(config).items())
-    if (solved := about.get("solved")) and (prefixes := solved[0].get("contexts")):
-        yield "contexts", " | ".join(" ".join(prefix.split()) for prefix in prefixes)
-    if statistics := about.get("statistics"):
-        yield "statistics", _statistics(statistics)
-    if versions := about.get("versions"):
-        yield "versions", ", ".join(f"{name} {version}" for name, version in versions.items())
-
-
-def _statistics(statistics: Mapping[str, Any]) -> str:
-    layers = statistics.values()
-    texts = dict.fromkeys(f"{layer['tokens']:,} tokens of {layer.get('corpus', 'unknown text')}" for layer in layers)
-    shares = [f"{layer['convergence']:.1%}" for layer in layers if layer.get("convergence") is not None]
-    more = f"; with more text, the edit would disturb other text {first_names(shares)} less" if shares else ""
-    prints = [layer["fingerprint"] for layer in layers if "fingerprint" in layer]
-    return f"{', '.join(texts)}{more}{f'; fingerprint {first_names(prints)}' if prints else ''}"
+    for name, value in about.items():
+        if name in TOLD or value in (None, [], {}, False):
+            continue
+        if isinstance(value, Mapping):
+            yield name, ", ".join(f"{inner} {_short(each) or 'none'}" for inner, each in dotted(dotted(value)).items())
+        else:
+            yield name, _short(value)
 
 
 def _scores(scores: Mapping[str, Any]) -> Table:

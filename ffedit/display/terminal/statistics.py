@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.console import Group
 from rich.text import Text
 
-from ffedit.algebra.key_moments import CONVERGED, LONGEST, KeyMoments
+from ffedit.algebra.key_moments import CONVERGED, KeyMoments
 from ffedit.display.terminal.tables import folded, left, notes, plain_table, right, spaced
 from ffedit.editor.statistics_files import file_name
 from ffedit.files import cache
@@ -23,7 +23,7 @@ REACHED = (
 def moments_table(stats: Mapping[Address, KeyMoments], note: str, folder: Path | None) -> Group:
     """Render one row per layer, with notes and the reason for these layers; without a `folder` the cache keeps them."""
     sparse = any(moments.keys + moments.left_out < moments.count for moments in stats.values())
-    headings = ("tokens", *(["reached it"] if sparse else []), "convergence", "ridge", "sinks", "seconds")
+    headings = ("tokens", *(["reached it"] if sparse else []), "convergence")
     table = plain_table(*left("layer"), *right(*headings), *folded("kept in"))
     for address, moments in stats.items():
         few, unsettled = moments.keys < len(moments.sum), (moments.convergence or 0.0) > CONVERGED
@@ -32,18 +32,12 @@ def moments_table(stats: Mapping[Address, KeyMoments], note: str, folder: Path |
             f"{moments.count:,}",
             *([Text(f"{moments.keys:,}", style="yellow" if few else "")] if sparse else []),
             Text("–" if moments.convergence is None else f"{moments.convergence:.1%}", "yellow" if unsettled else ""),
-            f"{moments.ridge:g}",
-            f"{moments.sinks:,}",
-            f"{moments.seconds:.1f}",
             Text(str(folder / file_name(address) if folder else cache.folder() / "moments")),
         )
     lines = [
         *([REACHED] if sparse else []),
         "convergence: with unlimited text for C, an edit would disturb other text less by this share; above "
         f"{CONVERGED:.0%} more text pays",
-        "ridge: updates from half of the text disturb the other half least with it; relative to the median of diag C",
-        f"sinks: keys longer than {LONGEST:g} times the median, counted with that length; row beginnings are left out",
-        "seconds: time of the pass that collected the layer, with others or alone",
         "Text: " + "; ".join(dict.fromkeys(moments.source for moments in stats.values())),
         note,
     ]
