@@ -37,7 +37,7 @@ COMMANDS = {
     "undo": "Remove an edit from an exported checkpoint, bit for bit.",
     "convert": "Make a checkpoint from an adapter and its base, or from pickled weights.",
     "show": "Show an edit: facts, method, settings, scores.",
-    "diff": "Compare two checkpoints: the changed matrices and their rank.",
+    "diff": "Compare two checkpoints: the changed matrices and the size of each change.",
     "doctor": "Show versions, devices, and the editable parts of a model.",
     "cache": "List or clear what ffedit keeps between runs.",
 }

@@ -42,13 +42,9 @@ def undo(checkpoint: str, out: Path, surface: Surface, **how: Any) -> None:
     surface.write_json(written(done))
 
 
-def diff(base: str, edited: str, rank: int | None, out: Path | None, force: bool, surface: Surface) -> None:
-    """Compare two checkpoints, and save what differs as an edit of the first, in the folder `out`."""
+def diff(base: str, edited: str, surface: Surface) -> None:
+    """Compare two checkpoints."""
     with surface.progress() as progress:
-        difference = ffedit.diff(base, edited, rank=rank, progress=progress)
+        difference = ffedit.diff(base, edited, progress=progress)
     surface.show(diff_view(difference))
-    if out is not None:
-        edit = ffedit.edit_from_diff(ffedit.load(base), difference)
-        edit.save(out, force=force)
-        surface.show(f"Saved an edit of rank {edit.rank} in {out}.")
     surface.write_json(difference.to_dict())
