@@ -57,7 +57,6 @@ COURSES = {
         Course("export checkpoint", (*EXPORT,), ("result",)),
         Course("export over another", (*EXPORT, "--force"), ("result",), True),
         Course("export adapter", (*EXPORT, "--format=adapter"), ("result",)),
-        Course("export delta", (*EXPORT, "--format=delta"), ("result",)),
         Course(
             "export gguf",
             ("export", "gguf-edit", "--model=tiny.gguf", "--out=result.gguf"),

@@ -462,7 +462,7 @@ def recipe_files() -> list[Files]:
     full = {
         **{"model": "atlas", "dtype": "float32", "chat": False, "method": "memit", "layers": "0-1", "spread": 2},
         **{"fact_token": "subject_last", "seed": 3, "set": {"value.steps": 3, "memit.ridge": 0.01}},
-        **{"require": "efficacy>=0.5", "facts": [FACT], "out": "edit", "export": [{"format": "delta", "out": "d"}]},
+        **{"require": "efficacy>=0.5", "facts": [FACT], "out": "edit", "export": [{"format": "adapter", "out": "d"}]},
     }
     return [{"r.yaml": yaml.safe_dump(recipe, sort_keys=False).encode()} for recipe in (short, full)] + [
         {"r.yaml": _dump(full)}

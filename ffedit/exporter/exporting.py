@@ -15,7 +15,7 @@ from ffedit.editor.edit import Edit, check_edit, refuse_shared
 from ffedit.editor.edit_files import EDITS
 from ffedit.errors import EditError, ModelError, brief, choices
 from ffedit.exporter import gguf
-from ffedit.exporter.adapter import write_adapter, write_delta
+from ffedit.exporter.adapter import write_adapter
 from ffedit.exporter.checkpoint import (
     Moved,
     export_plan,
@@ -28,7 +28,7 @@ from ffedit.exporter.checkpoint import (
 )
 from ffedit.exporter.embedded_edits import embed, history, load_with_edits, plan_undo, read_originals
 from ffedit.exporter.gguf import Packed, pack, source_file, write_gguf
-from ffedit.exporter.model_card import adapter_card, delta_card, model_card, origin_of, undone_card
+from ffedit.exporter.model_card import adapter_card, model_card, origin_of, undone_card
 from ffedit.exporter.subprocess_check import Checked, Task, Verify, check_fresh, check_how
 from ffedit.files.atomic import behind_links, check_free, make_folder, written
 from ffedit.files.placing import Placing, named_errors, together
@@ -47,7 +47,7 @@ from ffedit.model.editable import Editable
 from ffedit.model.memory import identity
 from ffedit.notebook import Displayed
 
-Format: TypeAlias = Literal["checkpoint", "adapter", "delta", "gguf"]
+Format: TypeAlias = Literal["checkpoint", "adapter", "gguf"]
 FORMATS: tuple[Format, ...] = get_args(Format)
 
 
@@ -88,7 +88,7 @@ def export(
     revision: str | None = None,
     trust_remote_code: bool = False,
 ) -> Exported:
-    """Write an edit as a checkpoint that transformers loads, as a LoRA adapter, as plain Δ, or as a GGUF file.
+    """Write an edit as a checkpoint that transformers loads, as a LoRA adapter, or as a GGUF file.
 
     A checkpoint is made from the base's files: unchanged shards are linked, changed matrices are rewritten a block of
     rows at a time, and no model is loaded. A model whose weights are not on disk, or in a GGUF file, is written from
@@ -99,9 +99,8 @@ def export(
         edit: the edit to write.
         out: the folder, or GGUF file, to make, atomically.
         force: replace an existing one.
-        format: "checkpoint", "adapter" (a folder for PEFT, or, where `out` ends in .gguf, a file for llama.cpp),
-            "delta" (the matrix to add to each parameter) or "gguf"; None: "gguf" where `out` ends in .gguf, else
-            "checkpoint".
+        format: "checkpoint", "adapter" (a folder for PEFT, or, where `out` ends in .gguf, a file for llama.cpp)
+            or "gguf"; None: "gguf" where `out` ends in .gguf, else "checkpoint".
         verify: the comparison of a fresh process before the folder counts as done: "tensors"; "logits" too; or "auto":
             logits where the weights take less than half of the free memory.
         originals: store the matrices from before the edit in the checkpoint, which exact undo needs.
@@ -212,9 +211,6 @@ def _write(base: Base, folder: Path, format: Format, with_originals: bool) -> Mo
     if format == "adapter":
         write_adapter(folder, origin.name, base.edit, base.revision, base.is_mixture)
         card = adapter_card(origin, base.edit, decoder_classes(base.config)[0].__name__)
-    elif format == "delta":
-        write_delta(folder, origin.name, base.edit)
-        card = delta_card(origin, base.edit)
     else:
         moved, earlier, originals = write_checkpoint(base, folder)
         edits = (*earlier, embedded)

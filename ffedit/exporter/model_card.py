@@ -25,11 +25,6 @@ INHERITED = ("license", "license_name", "license_link", "language")
 CACHED = re.compile(r"models--(.+)")  # a folder in the hub's cache
 OWNED = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 ROWS = 20
-# Code that finds a parameter by its name in a delta, and one expert's slice of it.
-WHOLE = "weight = model.get_parameter(name).data"
-EXPERT = """name, _, expert = name.rstrip("]").partition("[")
-    weight = model.get_parameter(name).data
-    weight = weight[int(expert)] if expert else weight"""
 
 
 @dataclass(frozen=True)
@@ -108,23 +103,6 @@ from transformers import {loader}
 model = PeftModel.from_pretrained({loader}.from_pretrained({json.dumps(base.name)}), "THIS FOLDER")
 ```"""
     return _card(base, f"An edit of {base.shown}", text, [edit], "peft")
-
-
-def delta_card(base: Origin, edit: Edit) -> str:
-    """Write the card of a delta, with the code that applies it."""
-    names = [about["parameter"] for about in edit.provenance.get("matrices", {}).values()]
-    weight = EXPERT if any(name.endswith("]") for name in names) else WHOLE
-    facts = counted(len(edit.facts), "fact")
-    text = f"""What is added to the parameters of `{base.shown}` to write {facts}, made by ffedit.{_source([edit])}
-
-With `model` loaded by transformers, these lines apply it:
-
-```python
-for name, delta in safetensors.torch.load_file("delta.safetensors").items():
-    {weight}
-    weight.copy_(weight.cpu().double() + delta)
-```"""
-    return _card(base, f"An edit of {base.shown}", text, [edit])
 
 
 def _card(base: Origin, title: str, text: str, edits: Sequence[Edit], library: str = "transformers") -> str:

@@ -22,7 +22,7 @@ Verify: TypeAlias = Literal["auto", "tensors", "logits"]
 class Task:
     """What is to be verified."""
 
-    kind: str  # "checkpoint", "undo", "adapter", "delta", "gguf" or "memory" (of a model that is on no disk)
+    kind: str  # "checkpoint", "undo", "adapter", "gguf", "gguf adapter" or "memory" (of a model that is on no disk)
     folder: str  # what was written
     base: str  # folder that it was made from; for "memory", the file of the expected numbers
     verify: Verify = "auto"  # "auto": logits where the model fits in memory
@@ -37,7 +37,7 @@ class Task:
 class Checked:
     """What a fresh process found equal."""
 
-    tensors: int  # number of tensors (or matrices of an adapter or delta)
+    tensors: int  # number of tensors (or matrices of an adapter)
     logits: bool  # whether logits were compared
     peft: bool | None = None  # whether PEFT loaded the adapter; None where there is none to load
     peak: int = 0  # most resident memory of that process in bytes; 0 where the system does not tell

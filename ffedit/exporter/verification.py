@@ -21,7 +21,6 @@ import psutil
 import torch
 import transformers
 from safetensors import safe_open
-from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoConfig, AutoTokenizer, PreTrainedModel
 
@@ -201,26 +200,7 @@ def check_memory(task: Task) -> Checked:
     return Checked(len(hashes), True)
 
 
-# Adapters and deltas ------------------------------------------------------------------------------
-
-
-def check_delta(task: Task) -> Checked:
-    """Check a delta: every entry against the edit, and if the base fits in memory, its logits with the delta added."""
-    (edit,) = history(task.folder)
-    weights = Path(task.folder) / adapter.DELTAS
-    stored = read_header(weights)
-    for address, update in edit.updates.items():
-        about = identity_in(edit, address)
-        blocks = adapter.delta_blocks(update, about["transposed"]), stored[about["parameter"]].blocks()
-        if not all(torch.equal(a, b) for a, b in zip(*blocks, strict=True)):
-            raise CheckError(f"{about['parameter']} is not the edit's")
-    plan = plan_if_comparable(task, edit)
-    if plan is None:
-        return Checked(len(stored), False)
-    model, expected = base_and_edited(task, plan)
-    adapter.add_(model, load_file(weights), {rewrite.parameter: rewrite.source.dtype for rewrite in plan.values()})
-    _check_logits(expected, logits_of(model), plan)
-    return Checked(len(stored), True)
+# Adapters -----------------------------------------------------------------------------------------
 
 
 def check_adapter(task: Task) -> Checked:
@@ -241,8 +221,7 @@ def check_adapter(task: Task) -> Checked:
         logits = logits_of(peft.PeftModel.from_pretrained(model, task.folder).eval())
     except Exception as error:  # PEFT may fail on a model in any way
         raise CheckError(
-            f"PEFT cannot put this adapter on {type(model).__name__} ({brief(error)}); export a checkpoint or a delta "
-            "(--format)"
+            f"PEFT cannot put this adapter on {type(model).__name__} ({brief(error)}); export a checkpoint (--format)"
         ) from error
     _check_logits(expected, logits, plan)
     return Checked(len(edit.updates), True, peft=True)
@@ -329,7 +308,6 @@ CHECKS = {
     "checkpoint": check_checkpoint,
     "undo": check_undo,
     "adapter": check_adapter,
-    "delta": check_delta,
     "memory": check_memory,
 }
 

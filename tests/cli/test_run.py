@@ -53,7 +53,7 @@ def test_a_token_by_number_word_or_name_is_the_same_edit(capsys: pytest.CaptureF
 
 @pytest.mark.usefixtures("warm_cache", "verified_here")
 def test_exports_are_those_of_the_list(capsys: pytest.CaptureFixture[str], empty: Path) -> None:
-    exports = [{"format": "delta", "out": "numbers"}, {"format": "adapter", "out": "lora"}]
+    exports = [{"format": "checkpoint", "out": "numbers"}, {"format": "adapter", "out": "lora"}]
     path = recipe(empty / "r.yaml", force=True, export=exports)
     ran = shell(capsys, "run", path.name)
     assert ran.code == 0 and "ffedit-run" not in ran.out, "no folder that is deleted is named"

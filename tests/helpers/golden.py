@@ -98,8 +98,7 @@ def make(folder: Path, place: Path) -> None:
     ffedit.save_stats(stats, folder / "stats")
     first = ffedit.export(base, rome, place / "first", verify="tensors").folder
     ffedit.export(first, memit, folder / "checkpoint", verify="tensors")
-    for format in ("adapter", "delta"):
-        ffedit.export(base, rome, folder / format, format=format, verify="tensors")
+    ffedit.export(base, rome, folder / "adapter", format="adapter", verify="tensors")
     (folder / "recipe.yaml").write_text(to_yaml(recipe_of(rome.noted(model="micro")), rome), encoding="utf-8")
     trace = ffedit.locate(editable, FACT, samples=2)
     (folder / "trace.json").write_text(json.dumps(trace.to_dict()) + "\n", encoding="utf-8")

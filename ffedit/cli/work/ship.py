@@ -23,7 +23,7 @@ def export(
     edit = ffedit.Edit.load(edit_from)
     with base_of(edit, model) as base:
         done = ffedit.export(base, edit, out, originals=not no_originals, **how)
-    can_ask = edit.facts and how["format"] not in ("adapter", "delta")
+    can_ask = edit.facts and how["format"] != "adapter"
     ask = next_commands(join(["ffedit", "ask", edit.facts[0].text, "--model", str(out)])) if can_ask else None
     surface.show(shipped(done), ask)
     surface.show(pushed(out, hub))
