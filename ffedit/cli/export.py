@@ -26,7 +26,6 @@ from ffedit.loading.names import check_name
 )
 @click.option("--model", "-m", help="Hub id, folder, smollm2, or FILE.gguf of the base.  [default: that of the edit]")
 @writing_options
-@click.option("--no-originals", is_flag=True, help="Leave out the original matrices, although exact undo needs them.")
 @PUSH
 def export(out: Path, model: str | None, force: bool, surface: Surface, **how: Any) -> None:
     """Write the edit of EDIT_DIR into its base, as a checkpoint that transformers loads, or as an adapter for it."""

@@ -208,7 +208,7 @@ class Edit(Displayed):
         if name in editable.history.lasting:
             raise EditError(
                 f"the edit {name} cannot be undone in {editable.name}: the original matrices are missing; load the "
-                "base, or a checkpoint that was exported with originals, or subtract the edit (`ffedit undo --inexact`)"
+                "base, or a checkpoint with its originals"
             )
         if name not in editable.history.edits:
             applied = ", ".join(editable.history.edits) or "none"

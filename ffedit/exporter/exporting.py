@@ -60,7 +60,6 @@ class Exported(Displayed):
         moved: bytes linked, copied and rewritten; None where no checkpoint was made from the base's files.
         checked: the comparisons that a fresh process made.
         edit: the edit that was exported or undone.
-        exact: whether an undo is exact.
         packed: for a GGUF file, the matrices as stored in it.
     """
 
@@ -68,7 +67,6 @@ class Exported(Displayed):
     moved: Moved | None
     checked: Checked
     edit: Edit
-    exact: bool = True
     packed: tuple[Packed, ...] = ()
 
     def __repr__(self) -> str:
@@ -84,15 +82,15 @@ def export(
     force: bool = False,
     format: Format | None = None,
     verify: Verify = "auto",
-    originals: bool = True,
     revision: str | None = None,
     trust_remote_code: bool = False,
 ) -> Exported:
     """Write an edit as a checkpoint that transformers loads, as a LoRA adapter, or as a GGUF file.
 
     A checkpoint is made from the base's files: unchanged shards are linked, changed matrices are rewritten a block of
-    rows at a time, and no model is loaded. A model whose weights are not on disk, or in a GGUF file, is written from
-    memory. A GGUF file is made from the one that the model was loaded from (`ffedit.exporter.gguf`).
+    rows at a time, and no model is loaded. It keeps these matrices from before the edit, for `undo`. A model whose
+    weights are not on disk, or in a GGUF file, is written from memory. A GGUF file is made from the one that the model
+    was loaded from (`ffedit.exporter.gguf`).
 
     Args:
         model: the unedited model that the edit was computed on: loaded, or named as for `load`.
@@ -103,7 +101,6 @@ def export(
             or "gguf"; None: "gguf" where `out` ends in .gguf, else "checkpoint".
         verify: the comparison of a fresh process before the folder counts as done: "tensors"; "logits" too; or "auto":
             logits where the weights take less than half of the free memory.
-        originals: store the matrices from before the edit in the checkpoint, which exact undo needs.
         revision: branch, tag or commit where `model` is a hub id.
         trust_remote_code: run code that comes with the checkpoint when it is verified.
 
@@ -117,7 +114,7 @@ def export(
         CheckError: the verification failed; nothing is left then.
     """
     with together() as placing:
-        return export_with(placing, model, edit, out, force, format, verify, originals, revision, trust_remote_code)
+        return export_with(placing, model, edit, out, force, format, verify, revision, trust_remote_code)
 
 
 def export_with(
@@ -128,7 +125,6 @@ def export_with(
     force: bool = False,
     format: Format | None = None,
     verify: Verify = "auto",
-    originals: bool = True,
     revision: str | None = None,
     trust_remote_code: bool = False,
 ) -> Exported:
@@ -159,9 +155,9 @@ def export_with(
         )
     folder = make_folder(placing, Path(out), force)
     with named_errors(Path(out)):
-        moved = _write(base, folder, format, originals)
+        moved = _write(base, folder, format)
         against = str(base.folder.absolute()) if base.folder else ""
-        task = Task(format, str(folder), against, verify, originals, trust_remote_code=trust_remote_code)
+        task = Task(format, str(folder), against, verify, trust_remote_code=trust_remote_code)
         if base.editable is not None and base.folder is None and format == "checkpoint":
             expected = folder.with_name("expected.safetensors")
             with base.edit.applied(base.editable):
@@ -201,7 +197,7 @@ def _export_gguf(placing: Placing, base: Base, out: Path, format: Format, verify
     return Exported(out, moved, checked, base.edit, packed=tuple(packed.values()))
 
 
-def _write(base: Base, folder: Path, format: Format, with_originals: bool) -> Moved | None:
+def _write(base: Base, folder: Path, format: Format) -> Moved | None:
     """Write what is exported into an empty folder, with its model card and the edits; return what was rewritten."""
     loaded_from = base.folder or (cached_folder(base.editable) if base.editable is not None else None)
     moved, origin = None, origin_of(base.name, loaded_from, base.edit.provenance.get("source"))
@@ -215,7 +211,7 @@ def _write(base: Base, folder: Path, format: Format, with_originals: bool) -> Mo
         moved, earlier, originals = write_checkpoint(base, folder)
         edits = (*earlier, embedded)
         card = model_card(origin, edits)
-    embed(folder, edits, originals if with_originals else {})
+    embed(folder, edits, originals)
     (folder / "README.md").write_text(card, encoding="utf-8")
     return moved
 
@@ -253,7 +249,6 @@ def undo(
     out: str | Path,
     *,
     edit: int | str | None = None,
-    inexact: bool = False,
     force: bool = False,
     verify: Verify = "auto",
     revision: str | None = None,
@@ -265,14 +260,13 @@ def undo(
         checkpoint: folder or hub id of a checkpoint that `export` made.
         out: the folder to make, atomically.
         edit: number (0 is the oldest) or fingerprint; None: the last.
-        inexact: where exact undo is not possible, subtract Δ.
         force: replace an existing folder.
         verify: the comparison of a fresh process, as for `export`.
         revision: branch, tag or commit of a hub id.
         trust_remote_code: run code that comes with the checkpoint when it is verified.
 
     Returns:
-        The folder, what was rewritten and verified, the undone edit, and whether the undo is exact.
+        The folder, what was rewritten and verified, and the undone edit.
 
     Raises:
         ModelError: the checkpoint cannot be found or read.
@@ -284,16 +278,16 @@ def undo(
     check_free(Path(out), force)
     base = local_folder(checkpoint, revision)
     which = None if edit is None else str(edit)
-    undoing = plan_undo(base, which, inexact)
+    undoing = plan_undo(base, which)
     with written(Path(out), force) as folder:
         moved = rewrite(base, undoing.tensors, undoing.plan, folder)
         embed(folder, undoing.left, {name: stored.matrix() for name, stored in undoing.originals.items()})
         origin = origin_of(str(checkpoint), base, undoing.edit.provenance.get("source"))
-        card = undone_card(origin, undoing.edit, undoing.left, undoing.exact)
+        card = undone_card(origin, undoing.edit, undoing.left)
         (folder / "README.md").write_text(card, encoding="utf-8")
-        task = Task("undo", str(folder), str(base.absolute()), verify, True, which, inexact, trust_remote_code)
+        task = Task("undo", str(folder), str(base.absolute()), verify, which, trust_remote_code)
         checked = check_fresh(task)
-    return Exported(Path(out), moved, checked, undoing.edit, undoing.exact)
+    return Exported(Path(out), moved, checked, undoing.edit)
 
 
 def push(path: Path, name: str) -> str:

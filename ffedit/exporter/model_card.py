@@ -81,10 +81,10 @@ Everything else is as in the base model.{_source(edits)}"""
 """
 
 
-def undone_card(base: Origin, undone: Edit, left: Sequence[Edit], exact: bool) -> str:
+def undone_card(base: Origin, undone: Edit, left: Sequence[Edit]) -> str:
     """Write the card of a checkpoint made from `base` in which an edit was undone."""
-    how = "rebuilt from the original weights, bit for bit" if exact else "by subtraction, which is not exact"
-    note = f"Edit {undone.fingerprint()} ({counted(len(undone.facts), 'fact')}) was undone: {how}."
+    facts = counted(len(undone.facts), "fact")
+    note = f"Edit {undone.fingerprint()} ({facts}) was undone: rebuilt from the original weights, bit for bit."
     if left:
         return f"{model_card(base, left)}\n{note}\n"
     return f"{_front(base)}\n# {plain(base.shown)}\n\nEdited with ffedit, and undone. {note}{_source([undone])}\n"

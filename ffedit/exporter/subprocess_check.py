@@ -26,9 +26,7 @@ class Task:
     folder: str  # what was written
     base: str  # folder that it was made from; for "memory", the file of the expected numbers
     verify: Verify = "auto"  # "auto": logits where the model fits in memory
-    originals: bool = True  # whether the originals must be there
     edit: str | None = None  # the edit to undo
-    inexact: bool = False  # of an undo
     trust_remote_code: bool = False
     threads: int = 1  # of torch; sums depend on it in the last bit
 

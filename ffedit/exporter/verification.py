@@ -61,19 +61,18 @@ def check_checkpoint(task: Task) -> Checked:
     if [edit.fingerprint() for edit in edits[:-1]] != [edit.fingerprint() for edit in history(base)]:
         raise CheckError("the exported checkpoint does not hold the edits of its base and the new one")
     plan = export_plan(before, edits[-1])
-    if task.originals:
-        older, originals = read_originals(base), read_originals(folder)
-        for name in plan:
-            was_edited = any(name in export_plan(before, edit) for edit in edits[:-1])
-            expected = older.get(name) if was_edited else before[name]
-            if expected is not None and (name not in originals or not originals[name].same_bytes(expected)):
-                raise CheckError(f"the original of {name} was not kept")
+    older, originals = read_originals(base), read_originals(folder)
+    for name in plan:
+        was_edited = any(name in export_plan(before, edit) for edit in edits[:-1])
+        expected = older.get(name) if was_edited else before[name]
+        if expected is not None and (name not in originals or not originals[name].same_bytes(expected)):
+            raise CheckError(f"the original of {name} was not kept")
     return compare(task, before, plan)
 
 
 def check_undo(task: Task) -> Checked:
     """Check that a checkpoint is the old one with one edit undone, and stores the remaining edits."""
-    undoing = plan_undo(Path(task.base), task.edit, task.inexact)
+    undoing = plan_undo(Path(task.base), task.edit)
     if [edit.fingerprint() for edit in history(task.folder)] != [edit.fingerprint() for edit in undoing.left]:
         raise CheckError("the checkpoint does not hold the edits that stay")
     return compare(task, undoing.tensors, undoing.plan)

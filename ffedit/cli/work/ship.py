@@ -16,13 +16,11 @@ from ffedit.display.terminal.shipped import shipped
 from ffedit.exporter import push
 
 
-def export(
-    edit_from: Path, out: Path, model: str | None, no_originals: bool, hub: str | None, surface: Surface, **how: Any
-) -> None:
+def export(edit_from: Path, out: Path, model: str | None, hub: str | None, surface: Surface, **how: Any) -> None:
     """Write the edit of a folder into its base; `how` are options of `ffedit.export`."""
     edit = ffedit.Edit.load(edit_from)
     with base_of(edit, model) as base:
-        done = ffedit.export(base, edit, out, originals=not no_originals, **how)
+        done = ffedit.export(base, edit, out, **how)
     can_ask = edit.facts and how["format"] != "adapter"
     ask = next_commands(join(["ffedit", "ask", edit.facts[0].text, "--model", str(out)])) if can_ask else None
     surface.show(shipped(done), ask)
