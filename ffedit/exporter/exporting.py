@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
@@ -29,7 +28,7 @@ from ffedit.exporter.checkpoint import (
 from ffedit.exporter.embedded_edits import embed, history, load_with_edits, plan_undo, read_originals
 from ffedit.exporter.gguf import Packed, pack, source_file, write_gguf
 from ffedit.exporter.model_card import adapter_card, model_card, origin_of, undone_card
-from ffedit.exporter.subprocess_check import Checked, Task, Verify, check_fresh, check_how
+from ffedit.exporter.subprocess_check import Checked, Task, check_fresh
 from ffedit.files.atomic import behind_links, check_free, make_folder, written
 from ffedit.files.placing import Placing, named_errors, together
 from ffedit.files.shards import gguf_parts
@@ -81,7 +80,6 @@ def export(
     *,
     force: bool = False,
     format: Format | None = None,
-    verify: Verify = "auto",
     revision: str | None = None,
     trust_remote_code: bool = False,
 ) -> Exported:
@@ -92,6 +90,9 @@ def export(
     weights are not on disk, or in a GGUF file, is written from memory. A GGUF file is made from the one that the model
     was loaded from (`ffedit.exporter.gguf`).
 
+    Before the result counts as done, a fresh process compares its tensors with those that were meant, and its logits if
+    the weights take less than half of the free memory.
+
     Args:
         model: the unedited model that the edit was computed on: loaded, or named as for `load`.
         edit: the edit to write.
@@ -99,8 +100,6 @@ def export(
         force: replace an existing one.
         format: "checkpoint", "adapter" (a folder for PEFT, or, where `out` ends in .gguf, a file for llama.cpp)
             or "gguf"; None: "gguf" where `out` ends in .gguf, else "checkpoint".
-        verify: the comparison of a fresh process before the folder counts as done: "tensors"; "logits" too; or "auto":
-            logits where the weights take less than half of the free memory.
         revision: branch, tag or commit where `model` is a hub id.
         trust_remote_code: run code that comes with the checkpoint when it is verified.
 
@@ -109,12 +108,12 @@ def export(
 
     Raises:
         ModelError: the base cannot be found or read, or its weights are pickled.
-        EditError: the folder exists or cannot be written, the edit is another base's or does not fit the format, or
-            logits are asked for that cannot be compared.
+        EditError: the folder exists or cannot be written, or the edit is another base's or does not fit the
+            format.
         CheckError: the verification failed; nothing is left then.
     """
     with together() as placing:
-        return export_with(placing, model, edit, out, force, format, verify, revision, trust_remote_code)
+        return export_with(placing, model, edit, out, force, format, revision, trust_remote_code)
 
 
 def export_with(
@@ -124,14 +123,12 @@ def export_with(
     out: str | Path,
     force: bool = False,
     format: Format | None = None,
-    verify: Verify = "auto",
     revision: str | None = None,
     trust_remote_code: bool = False,
 ) -> Exported:
     """Export as `export` does, but what is verified takes its path together with all else that `placing` places."""
     check_edit(edit)
     ModelError.require(model, (Editable, str, Path), "the base was expected: a loaded model, or its name or folder")
-    check_how(verify)
     format = format or ("gguf" if Path(out).suffix == ".gguf" else "checkpoint")
     if format not in FORMATS:
         raise EditError(f"format {format!r} is not known; give {choices(format, FORMATS)}")
@@ -139,25 +136,15 @@ def export_with(
     as_gguf = format == "gguf" or (format == "adapter" and Path(out).suffix == ".gguf")
     base = find_base(model, edit, revision, files=not as_gguf and format != "checkpoint")
     if as_gguf:
-        return _export_gguf(placing, base, Path(out), format, verify)
+        return _export_gguf(placing, base, Path(out), format)
     if format == "checkpoint" and base.editable is not None:
         for address in edit.updates:
             base.editable.memories[address].check_writable()
-    if verify == "logits" and base.folder is None and format != "checkpoint":
-        raise EditError(
-            f"{base.name} on disk differs from the model in memory (edited, quantised, or given as a pair), so no "
-            f"other process can compare logits with its {format}; export a checkpoint, or verify only tensors"
-        )
-    if verify == "logits" and format == "adapter" and importlib.util.find_spec("peft") is None:
-        raise EditError(
-            "PEFT is not installed, so logits with the adapter cannot be compared; install it "
-            "(pip install 'ffedit[peft]'), or verify only tensors"
-        )
     folder = make_folder(placing, Path(out), force)
     with named_errors(Path(out)):
         moved = _write(base, folder, format)
         against = str(base.folder.absolute()) if base.folder else ""
-        task = Task(format, str(folder), against, verify, trust_remote_code=trust_remote_code)
+        task = Task(format, str(folder), against, trust_remote_code=trust_remote_code)
         if base.editable is not None and base.folder is None and format == "checkpoint":
             expected = folder.with_name("expected.safetensors")
             with base.edit.applied(base.editable):
@@ -166,7 +153,7 @@ def export_with(
         return Exported(Path(out), moved, check_fresh(task), edit)
 
 
-def _export_gguf(placing: Placing, base: Base, out: Path, format: Format, verify: Verify) -> Exported:
+def _export_gguf(placing: Placing, base: Base, out: Path, format: Format) -> Exported:
     """Write and verify a GGUF file, a model or an adapter; the verifying process reads the edit from beside it."""
     file = source_file(base.name, base.editable)
     if out.suffix != ".gguf":
@@ -177,10 +164,6 @@ def _export_gguf(placing: Placing, base: Base, out: Path, format: Format, verify
         raise EditError(
             f"{file}: is one of several parts, and only a whole file can be edited; join them "
             "(llama-gguf-split --merge), or export an adapter (--format adapter)"
-        )
-    if format == "adapter" and verify == "logits":
-        raise EditError(
-            "transformers cannot read an adapter of llama.cpp, so logits cannot be compared; verify tensors"
         )
     packed = pack(file, base.edit) if format == "gguf" else {}
     kind = "gguf" if format == "gguf" else "gguf adapter"
@@ -193,7 +176,7 @@ def _export_gguf(placing: Placing, base: Base, out: Path, format: Format, verify
         else:
             gguf.write_adapter(file, made, base.edit)
         base.edit.save(made.parent / EDITS / "000")
-        checked = check_fresh(Task(kind, str(made), str(file.absolute()), verify))
+        checked = check_fresh(Task(kind, str(made), str(file.absolute())))
     return Exported(out, moved, checked, base.edit, packed=tuple(packed.values()))
 
 
@@ -250,7 +233,6 @@ def undo(
     *,
     edit: int | str | None = None,
     force: bool = False,
-    verify: Verify = "auto",
     revision: str | None = None,
     trust_remote_code: bool = False,
 ) -> Exported:
@@ -261,7 +243,6 @@ def undo(
         out: the folder to make, atomically.
         edit: number (0 is the oldest) or fingerprint; None: the last.
         force: replace an existing folder.
-        verify: the comparison of a fresh process, as for `export`.
         revision: branch, tag or commit of a hub id.
         trust_remote_code: run code that comes with the checkpoint when it is verified.
 
@@ -274,7 +255,6 @@ def undo(
             exists or cannot be written.
         CheckError: the verification failed; nothing is left then.
     """
-    check_how(verify)
     check_free(Path(out), force)
     base = local_folder(checkpoint, revision)
     which = None if edit is None else str(edit)
@@ -285,7 +265,7 @@ def undo(
         origin = origin_of(str(checkpoint), base, undoing.edit.provenance.get("source"))
         card = undone_card(origin, undoing.edit, undoing.left)
         (folder / "README.md").write_text(card, encoding="utf-8")
-        task = Task("undo", str(folder), str(base.absolute()), verify, which, trust_remote_code)
+        task = Task("undo", str(folder), str(base.absolute()), which, trust_remote_code)
         checked = check_fresh(task)
     return Exported(Path(out), moved, checked, undoing.edit)
 

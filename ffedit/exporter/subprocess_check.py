@@ -7,15 +7,11 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
-from typing import Literal, TypeAlias, get_args
 
 import torch
 
-from ffedit.errors import CheckError, EditError
+from ffedit.errors import CheckError
 from ffedit.files.fresh_process import run_module
-
-Verify: TypeAlias = Literal["auto", "tensors", "logits"]
 
 
 @dataclass(frozen=True)
@@ -25,7 +21,6 @@ class Task:
     kind: str  # "checkpoint", "undo", "adapter", "gguf", "gguf adapter" or "memory" (of a model that is on no disk)
     folder: str  # what was written
     base: str  # folder that it was made from; for "memory", the file of the expected numbers
-    verify: Verify = "auto"  # "auto": logits where the model fits in memory
     edit: str | None = None  # the edit to undo
     trust_remote_code: bool = False
     threads: int = 1  # of torch; sums depend on it in the last bit
@@ -38,13 +33,6 @@ class Checked:
     tensors: int  # number of tensors (or matrices of an adapter)
     logits: bool  # whether logits were compared
     peft: bool | None = None  # whether PEFT loaded the adapter; None where there is none to load
-    peak: int = 0  # most resident memory of that process in bytes; 0 where the system does not tell
-
-
-def check_how(verify: Verify) -> None:
-    """Refuse an unknown way to verify, before any long work."""
-    if verify not in get_args(Verify):
-        raise EditError(f"verify {verify!r} is not known; give {', '.join(get_args(Verify))}")
 
 
 def check_fresh(task: Task) -> Checked:
@@ -67,15 +55,3 @@ def check_fresh(task: Task) -> Checked:
     if "error" in answer:
         raise CheckError(f"{answer['error']}; nothing was written")
     return Checked(**answer)
-
-
-def peak() -> int:
-    """Most resident memory of this process so far, in bytes; 0 where the system does not tell.
-
-    Not getrusage: on Linux its maximum is handed down from the process that started this one.
-    """
-    try:
-        lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
-    except OSError:
-        return 0
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM")), 0)

@@ -73,7 +73,7 @@ def test_peft_is_not_led_to_the_experts_by_the_name_of_a_dense_layer_or_of_a_sha
     for kind, ranks in kinds.items():
         if ranks:
             edit = made(editable, ranks)
-            ffedit.export(editable if loaded else base, edit, tmp_path / kind, format="adapter", verify="tensors")
+            ffedit.export(editable if loaded else base, edit, tmp_path / kind, format="adapter")
             adapted = peft.PeftModel.from_pretrained(plain(base), tmp_path / kind)
             with edit.applied(editable):
                 wanted = logits(editable.model)
@@ -92,7 +92,7 @@ def test_a_base_of_16_bits_is_rounded_where_an_adapter_is_not(dtype: torch.dtype
 def test_ranks_are_each_layers_own(tmp_path: Path) -> None:
     base = on_disk("gpt2", tmp_path / "base")
     edit = made(ffedit.load(base), {0: 3, 2: 1})
-    out = ffedit.export(base, edit, tmp_path / "adapter", format="adapter", verify="tensors").folder
+    out = ffedit.export(base, edit, tmp_path / "adapter", format="adapter").folder
     config = json.loads((out / "adapter_config.json").read_text())
     assert config["target_modules"] == ["transformer.h.0.mlp.c_proj", "transformer.h.2.mlp.c_proj"]
     assert config["rank_pattern"] == config["alpha_pattern"] == dict(zip(config["target_modules"], (3, 1), strict=True))
@@ -181,13 +181,9 @@ def test_an_adapter_exported_without_peft_says_that_it_was_not_tried(
 def test_logits_that_cannot_be_compared_are_not_promised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     editable = zoo.build("gpt2", True)
     edit = made(editable, {1: 2})
-    with pytest.raises(EditError, match="gpt2 on disk differs from the model in memory") as caught:
-        ffedit.export(editable, edit, tmp_path / "out", format="adapter", verify="logits")
-    assert "\n" not in str(caught.value) and "compare logits with its adapter" in str(caught.value)
-    assert disk(tmp_path) == {}
     assert not ffedit.export(editable, edit, tmp_path / "out", format="adapter").checked.logits
     base = on_disk("gpt2", tmp_path / "base")
     edit = made(ffedit.load(base), {1: 2})
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(EditError, match=r"PEFT is not installed.*pip install 'ffedit\[peft\]'"):
-        ffedit.export(base, edit, tmp_path / "none", format="adapter", verify="logits")
+    checked = ffedit.export(base, edit, tmp_path / "none", format="adapter").checked
+    assert not checked.logits and checked.peft is False
