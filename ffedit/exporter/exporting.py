@@ -29,8 +29,8 @@ from ffedit.exporter.embedded_edits import embed, history, load_with_edits, plan
 from ffedit.exporter.gguf import Packed, pack, source_file, write_gguf
 from ffedit.exporter.model_card import adapter_card, model_card, origin_of, undone_card
 from ffedit.exporter.subprocess_check import Checked, Task, check_fresh
-from ffedit.files.atomic import behind_links, check_free, make_folder, written
-from ffedit.files.placing import Placing, named_errors, together
+from ffedit.files.atomic import behind_links, check_free, written
+from ffedit.files.placing import named_errors, placed
 from ffedit.files.shards import gguf_parts
 from ffedit.files.tensor_ranges import Matrix, contents
 from ffedit.loading.load import (
@@ -112,21 +112,6 @@ def export(
             format.
         CheckError: the verification failed; nothing is left then.
     """
-    with together() as placing:
-        return export_with(placing, model, edit, out, force, format, revision, trust_remote_code)
-
-
-def export_with(
-    placing: Placing,
-    model: Editable | str | Path,
-    edit: Edit,
-    out: str | Path,
-    force: bool = False,
-    format: Format | None = None,
-    revision: str | None = None,
-    trust_remote_code: bool = False,
-) -> Exported:
-    """Export as `export` does, but what is verified takes its path together with all else that `placing` places."""
     check_edit(edit)
     ModelError.require(model, (Editable, str, Path), "the base was expected: a loaded model, or its name or folder")
     format = format or ("gguf" if Path(out).suffix == ".gguf" else "checkpoint")
@@ -136,12 +121,11 @@ def export_with(
     as_gguf = format == "gguf" or (format == "adapter" and Path(out).suffix == ".gguf")
     base = find_base(model, edit, revision, files=not as_gguf and format != "checkpoint")
     if as_gguf:
-        return _export_gguf(placing, base, Path(out), format)
+        return _export_gguf(base, Path(out), format)
     if format == "checkpoint" and base.editable is not None:
         for address in edit.updates:
             base.editable.memories[address].check_writable()
-    folder = make_folder(placing, Path(out), force)
-    with named_errors(Path(out)):
+    with written(Path(out), force) as folder:
         moved = _write(base, folder, format)
         against = str(base.folder.absolute()) if base.folder else ""
         task = Task(format, str(folder), against, trust_remote_code=trust_remote_code)
@@ -150,10 +134,11 @@ def export_with(
             with base.edit.applied(base.editable):
                 save_expected(base.editable, expected)
             task = replace(task, kind="memory", base=str(expected))
-        return Exported(Path(out), moved, check_fresh(task), edit)
+        checked = check_fresh(task)
+    return Exported(Path(out), moved, checked, edit)
 
 
-def _export_gguf(placing: Placing, base: Base, out: Path, format: Format) -> Exported:
+def _export_gguf(base: Base, out: Path, format: Format) -> Exported:
     """Write and verify a GGUF file, a model or an adapter; the verifying process reads the edit from beside it."""
     file = source_file(base.name, base.editable)
     if out.suffix != ".gguf":
@@ -169,8 +154,7 @@ def _export_gguf(placing: Placing, base: Base, out: Path, format: Format) -> Exp
     kind = "gguf" if format == "gguf" else "gguf adapter"
     moved: Moved | None = None
     out.absolute().parent.mkdir(parents=True, exist_ok=True)
-    made = placing.new(behind_links(out))
-    with named_errors(out):
+    with placed(behind_links(out)) as made, named_errors(out):
         if format == "gguf":
             moved = write_gguf(file, made, base.edit, packed)
         else:
