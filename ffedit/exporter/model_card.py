@@ -117,6 +117,7 @@ def _card(base: Origin, title: str, text: str, edits: Sequence[Edit], library: s
 ## Recipe
 
 {recipes}
+
 `ffedit show . --recipe` writes it as YAML, with all numbers and facts; `ffedit run` makes the edit again from that."""
 
 
@@ -160,27 +161,11 @@ What the model said was measured when each edit was made, without it and with it
 
 
 def _recipe(name: str, edit: Edit) -> str:
-    """Describe how one edit was computed; the entries of the provenance depend on the method."""
+    """Describe how one edit was computed, in one line; the embedded edit has all else."""
     about = edit.provenance
-    lines = [
-        f"verdict: {about.get('verdict', {}).get('text', 'not measured')}",
-        f"method: {about.get('method', 'unknown')}, layers {', '.join(map(str, edit.layers))}, rank {edit.rank}",
-        f"base weights: fingerprint {edit.base}, {about.get('dtype', 'dtype unknown')}",
-    ]
-    if "norm_ratio" in about:
-        lines.append(f"size of the change: ‖Δ‖ / ‖W‖ = {about['norm_ratio']:.4f}")
-    statistics = about.get("statistics", {})
-    layers = [statistics] if "tokens" in statistics else statistics.values()  # the former of an early edit
-    for corpus, tokens in sorted({(layer.get("corpus", "unknown text"), layer["tokens"]) for layer in layers}):
-        lines.append(f"key statistics: {tokens:,} tokens of {corpus}")
-    if about.get("chat"):
-        lines.append("asked in the model's chat template")
-    if "seed" in about.get("config", {}):
-        lines.append(f"seed: {about['config']['seed']}")
-    if "ffedit" in about.get("versions", {}):
-        lines.append(f"ffedit {about['versions']['ffedit']}")
-    first, *others = map(plain, lines)
-    return "\n  - ".join([f"- {first}", f"{name}: fingerprint {edit.fingerprint()}", *others]) + "\n"
+    verdict, method = about.get("verdict", {}).get("text", "not measured"), about.get("method", "unknown")
+    how = plain(f"method: {method}, layers {', '.join(map(str, edit.layers))}; verdict: {verdict}")
+    return f"- {name}: fingerprint {edit.fingerprint()}; {how}"
 
 
 def _scores(scores: Mapping[str, Any] | None) -> str:

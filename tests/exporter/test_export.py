@@ -156,7 +156,9 @@ def test_the_model_card_says_what_was_edited_and_how_it_scored(cases: dict[str, 
     for name, value in case.report.after.to_dict().items():
         was = before[name]
         assert value is None or f"| {name} | {'' if was is None else f'{was:.3f}'} | {value:.3f} |" in card
-    assert case.edit.fingerprint() in card and "seed: 0" in card and "https://" not in card
+    assert f"fingerprint {case.edit.fingerprint()}; method: " in card and "https://" not in card
+    (embedded,) = history(case.folder)
+    assert "`ffedit show . --recipe`" in card and embedded.provenance["config"]["seed"] == 0
 
 
 def test_the_export_is_a_model_like_any_other(cases: dict[str, Case]) -> None:
