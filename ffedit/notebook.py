@@ -1,12 +1,13 @@
 """Results in a notebook: as HTML, as a figure, as a data frame.
 
 The core declares what can be displayed and `ffedit.display.notebook` draws it, so that the core imports neither rich
-nor matplotlib, nor any package above it. The root package connects the two (`drawing`).
+nor matplotlib, nor any package above it: that module is imported when something is first drawn.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from ffedit.errors import FFEditError
@@ -16,19 +17,14 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 
-def _undrawn() -> Any:
-    raise NotImplementedError
-
-
-# Imports the module that draws, when something is first drawn; set by the root package.
-drawing: Callable[[], Any] = _undrawn
+DRAWING = "ffedit.display.notebook"
 
 
 class Displayed:
     """Base of what a notebook shows as HTML."""
 
     def _repr_html_(self) -> str:
-        return str(drawing().html(self))
+        return str(import_module(DRAWING).html(self))
 
 
 class Plotted(Displayed):
@@ -40,7 +36,7 @@ class Plotted(Displayed):
         Returned is matplotlib's figure (FFEditError where that is not installed). `layer` is the one to mark; None for
         that of the largest effect at the subject's last token.
         """
-        figure: Figure = drawing().figure(self, layer)
+        figure: Figure = import_module(DRAWING).figure(self, layer)
         return figure
 
 
@@ -54,7 +50,7 @@ class Averaged(Displayed):
         modules differ, a line in the same panel. Returned is matplotlib's figure (FFEditError where that is not
         installed).
         """
-        figure: Figure = drawing().lines([self, *beside])
+        figure: Figure = import_module(DRAWING).lines([self, *beside])
         return figure
 
 
