@@ -119,7 +119,7 @@ def fits(tensors: Mapping[str, Stored]) -> bool:
 
 def has_room(size: int) -> bool:
     """Return True if weights of `size` bytes take less than half of the free memory."""
-    return size < psutil.virtual_memory().available / 2
+    return bool(size < psutil.virtual_memory().available / 2)
 
 
 def load(folder: str, task: Task, dtype: torch.dtype | None = None) -> PreTrainedModel:
