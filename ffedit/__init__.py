@@ -11,16 +11,10 @@ Feed-forward layers are key-value memories (Geva et al. 2021, arXiv 2012.14913) 
     ffedit.export(editable, edit, "out/")               # ship it
 """
 
-from importlib import import_module
-
 import lazy_loader
 
-from ffedit import notebook
 from ffedit.errors import meant, warn_renamed
 from ffedit.version import RENAMED
-
-# Results reach the display when one is first drawn.
-notebook.drawing = lambda: import_module("ffedit.display.notebook")
 
 # The public names stand in `__init__.pyi`, each is imported when it is first used: torch and transformers take seconds.
 _import, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

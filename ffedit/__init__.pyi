@@ -32,7 +32,7 @@ from .evaluator import (
 from .evaluator.evaluate import evaluate as evaluate
 from .evaluator.explain import explain as explain
 from .exporter import Exported as Exported, export as export, undo as undo
-from .exporter.diff import Diff as Diff, diff as diff, edit_from_diff as edit_from_diff
+from .exporter.diff import Diff as Diff, diff as diff
 from .facts.fact import Fact as Fact, Probe as Probe
 from .facts.reading import read_facts as read_facts, sift_facts as sift_facts
 from .inference.corpus import Corpus as Corpus

@@ -1,31 +1,26 @@
 """Results in a notebook: as HTML, as a figure.
 
 The core declares what can be displayed and `ffedit.display.notebook` draws it, so that the core imports neither rich
-nor matplotlib, nor any package above it. The root package connects the two (`drawing`).
+nor matplotlib, nor any package above it: that module is imported when something is first drawn.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from importlib import import_module
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def _undrawn() -> Any:
-    raise NotImplementedError
-
-
-# Imports the module that draws, when something is first drawn; set by the root package.
-drawing: Callable[[], Any] = _undrawn
+DRAWING = "ffedit.display.notebook"
 
 
 class Displayed:
     """Base of what a notebook shows as HTML."""
 
     def _repr_html_(self) -> str:
-        return str(drawing().html(self))
+        return str(import_module(DRAWING).html(self))
 
 
 class Plotted(Displayed):
@@ -37,7 +32,7 @@ class Plotted(Displayed):
         Returned is matplotlib's figure (FFEditError where that is not installed). `layer` is the one to mark; None for
         that of the largest effect at the subject's last token.
         """
-        figure: Figure = drawing().figure(self, layer)
+        figure: Figure = import_module(DRAWING).figure(self, layer)
         return figure
 
 
@@ -51,5 +46,5 @@ class Averaged(Displayed):
         modules differ, a line in the same panel. Returned is matplotlib's figure (FFEditError where that is not
         installed).
         """
-        figure: Figure = drawing().lines([self, *beside])
+        figure: Figure = import_module(DRAWING).lines([self, *beside])
         return figure

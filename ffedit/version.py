@@ -22,7 +22,6 @@ R = TypeVar("R")
 RENAMED = {
     "Choice": "LayerChoice",
     "Slot": "MemoryIndex",
-    "recovered": "edit_from_diff",
     "stats": "collect_stats",
 }
 

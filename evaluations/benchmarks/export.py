@@ -3,8 +3,8 @@
     python evaluations/benchmarks/export.py
 
 The base is written shard by shard and never loaded. An edit of two layers is exported in a process of its own, and
-verified in another. Memory is the most that each ever held (VmHWM of Linux), beside that of a process that only
-imports `ffedit.exporter`. Written to `export.json` beside this file.
+verified in another, which compares tensors only. Memory is the most that each ever held (VmHWM of Linux), beside that
+of a process that only imports `ffedit.exporter`. Written to `export.json` beside this file.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from ffedit.model.memory import SAMPLE, Address
 LAYERS, WIDTH, VOCABULARY, POSITIONS, LAYERS_PER_SHARD = 48, 1600, 50257, 1024, 8
 EDITED, RANK = (17, 30), 2
 OUT = Path(__file__).parents[1] / "reports" / "benchmarks" / "export.json"
-IDLE = "import json, ffedit.exporter; from ffedit.exporter.subprocess_check import peak; print(json.dumps(peak()))"
+IDLE = "import json, ffedit.exporter; from verifying import peak; print(json.dumps(peak()))"
 EXPORT = """
 import json, sys, time
 from dataclasses import asdict
-from ffedit import Edit, export
-from ffedit.exporter.subprocess_check import peak
+from ffedit import Edit
+from verifying import measured, peak
 base, edit, out = sys.argv[1:]
 began = time.perf_counter()
-done = export(base, Edit.load(edit), out, verify="tensors")
+done, verifying = measured(base, Edit.load(edit), out)
 seconds = time.perf_counter() - began
-print(json.dumps({"peak": peak(), "verifying_peak": done.checked.peak, "tensors": done.checked.tensors,
+print(json.dumps({"peak": peak(), "verifying_peak": verifying, "tensors": done.checked.tensors,
                   "seconds": seconds, **asdict(done.moved)}))
 """
 
@@ -116,7 +116,9 @@ def random_edit(base: Path) -> Edit:
 def run(code: str, *words: Path) -> dict[str, float]:
     """What a process of its own prints as JSON."""
     command = [sys.executable, "-c", code, *map(str, words)]
-    return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
+    here = Path(__file__).parent
+    done = subprocess.run(command, check=True, capture_output=True, text=True, cwd=here)
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def main() -> None:

@@ -8,8 +8,8 @@ The shape is GPT-2 XL's, of 1.56 billion weights, or Mistral 7B's, of 7.2 billio
 Everything that `ffedit apply` does is done in one fresh process: load, trace (states, two samples, some layers),
 collect statistics, edit one fact, evaluate, export. Of each step the most memory that was resident at any moment is
 written down (VmHWM of Linux, mapped files included) and held against 1.25 times the weights and 1.5 GB. The process
-that verifies the export is told apart. Weights are random, so that effects and scores mean nothing, and the steps of
-the optimisation, which repeat the same work, are few.
+that verifies the export, which compares tensors only, is told apart. Weights are random, so that effects and scores
+mean nothing, and the steps of the optimisation, which repeat the same work, are few.
 
 The C library of Linux keeps freed blocks of less than 32 MB for later ones of their size, so that what generation left
 behind stays resident. The process is told to give back those of more than 1 MB (`MALLOC_MMAP_THRESHOLD_`).
@@ -33,6 +33,7 @@ from export import VOCABULARY, numbers, write_base
 from measuring import forget_peak, load_before, machine, peak, timed
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast
+from verifying import measured
 
 import ffedit
 from ffedit.cli.options import parse_layers
@@ -77,8 +78,8 @@ def steps(folder: Path, traced: str, layer: int, tokens: int) -> Iterator[tuple[
         return "one fact with a paraphrase, before and after; drift"
 
     def export() -> str:
-        checked = ffedit.export(model, edit, folder.parent / "out", verify="tensors").checked
-        return f"{checked.tensors} tensors; the process that verifies them: {checked.peak / 1e6:,.0f} MB"
+        done, most = measured(model, edit, folder.parent / "out")
+        return f"{done.checked.tensors} tensors; the process that verifies them: {most / 1e6:,.0f} MB"
 
     yield from {
         "load": load, "locate": locate, "statistics": collect, "edit": write, "evaluate": evaluate, "export": export,

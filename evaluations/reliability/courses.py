@@ -57,7 +57,6 @@ COURSES = {
         Course("export checkpoint", (*EXPORT,), ("result",)),
         Course("export over another", (*EXPORT, "--force"), ("result",), True),
         Course("export adapter", (*EXPORT, "--format=adapter"), ("result",)),
-        Course("export delta", (*EXPORT, "--format=delta"), ("result",)),
         Course(
             "export gguf",
             ("export", "gguf-edit", "--model=tiny.gguf", "--out=result.gguf"),
@@ -269,9 +268,9 @@ def _run(folder: Path, words: Sequence[str], before: Callable[[], None] | None, 
         signal.signal(signal.SIGINT, signal.default_int_handler)
         stop_clock()
         from ffedit.cli import invoke
-        from ffedit.exporter import subprocess_check
+        from ffedit.files import fresh_process
 
-        subprocess_check.subprocess = SimpleNamespace(run=verify_forked)  # type: ignore[assignment]
+        fresh_process.subprocess = SimpleNamespace(run=verify_forked)  # type: ignore[assignment]
         if before is not None:
             before()
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])

@@ -48,7 +48,7 @@ from ffedit.editor.statistics_files import read_folder
 from ffedit.errors import FFEditError, ModelError
 from ffedit.exporter.checkpoint import export_plan
 from ffedit.exporter.gguf import edits_in
-from ffedit.exporter.model_card import adapter_card, delta_card, model_card, origin_of
+from ffedit.exporter.model_card import adapter_card, model_card, origin_of
 from ffedit.facts.fact import Fact
 from ffedit.facts.reading import sift_facts
 from ffedit.files.atomic import finite
@@ -372,7 +372,6 @@ def read_edit(folder: Path) -> object:
     base = origin_of("atlas", None)
     model_card(base, [edit])
     adapter_card(base, edit, "AutoModelForCausalLM")
-    delta_card(base, edit)
     _refusable(lambda: export_plan({}, edit))
     return edit.norms()
 

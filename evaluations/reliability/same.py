@@ -132,7 +132,7 @@ def edited(
         assert report.after is not None
         scores.append([leaves(report.before.to_dict()), leaves(report.after.to_dict())])
     if checkpoint is not None:
-        ffedit.export(model, edit, checkpoint, verify="tensors")
+        ffedit.export(model, edit, checkpoint)
         (checkpoint / "weights.sha256").write_text(hashed(model_folder(editable)))
     return {"bits": bits, "scores": scores, "capability": torch.backends.cpu.get_cpu_capability()}
 
@@ -143,7 +143,7 @@ def undone(checkpoint: Path) -> dict[str, str | None]:
 
     with tempfile.TemporaryDirectory() as place:
         try:
-            folder = ffedit.undo(checkpoint, Path(place) / "out", verify="tensors").folder
+            folder = ffedit.undo(checkpoint, Path(place) / "out").folder
         except ffedit.FFEditError as error:
             return {"fault": str(error)}
         same = hashed(folder) == (checkpoint / "weights.sha256").read_text()

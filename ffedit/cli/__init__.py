@@ -34,7 +34,7 @@ COMMANDS = {
     "export": "Export an edit as an edited checkpoint, an adapter or a GGUF file.",
     "undo": "Remove an edit from an exported checkpoint, bit for bit.",
     "show": "Show an edit: facts, method, settings, scores.",
-    "diff": "Compare two checkpoints: the changed matrices and their rank.",
+    "diff": "Compare two checkpoints: the changed matrices and the size of each change.",
     "doctor": "Show versions, devices, and the editable parts of a model.",
     "cache": "List or clear what ffedit keeps between runs.",
 }

@@ -1,4 +1,4 @@
-"""`ffedit export`: an edit written as a checkpoint, an adapter or a delta."""
+"""`ffedit export`: an edit written as a checkpoint, an adapter or a GGUF file."""
 
 from __future__ import annotations
 
@@ -20,13 +20,12 @@ from ffedit.loading.names import check_name
 @click.option("--out", type=FILE, required=True, help="Folder or FILE.gguf to write.")
 @click.option(
     "--format",
-    type=click.Choice(["checkpoint", "adapter", "delta", "gguf"]),
-    help="A whole model, a LoRA adapter (for PEFT; FILE.gguf for llama.cpp), the numbers to add to parameters "
-    "(delta), or the GGUF file that the base is from, edited.  [default: gguf for FILE.gguf, else checkpoint]",
+    type=click.Choice(["checkpoint", "adapter", "gguf"]),
+    help="A whole model, a LoRA adapter (for PEFT; FILE.gguf for llama.cpp), or the GGUF file that the base is from, "
+    "edited.  [default: gguf for FILE.gguf, else checkpoint]",
 )
 @click.option("--model", "-m", help="Hub id, folder, smollm2, or FILE.gguf of the base.  [default: that of the edit]")
 @writing_options
-@click.option("--no-originals", is_flag=True, help="Leave out the original matrices, although exact undo needs them.")
 def export(out: Path, model: str | None, force: bool, surface: Surface, **how: Any) -> None:
     """Write the edit of EDIT_DIR into its base, as a checkpoint that transformers loads, or as an adapter for it."""
     check_free(out, force)

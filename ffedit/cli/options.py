@@ -109,12 +109,6 @@ asking_options = all_of(
 writing_options = all_of(
     LOADING["revision"],
     LOADING["trust_remote_code"],
-    click.option(
-        "--verify",
-        default="auto",
-        type=click.Choice(["auto", "tensors", "logits"]),
-        help="Comparison in a fresh process; auto includes logits if the model fits in memory.",
-    ),
     click.option("--force", is_flag=True, help="Replace an existing folder that holds weights."),
 )
 

@@ -19,7 +19,6 @@ from ffedit.loading.names import check_name
 @click.argument("checkpoint")
 @click.option("--out", type=FILE, required=True, help="Folder to write.")
 @click.option("--edit", metavar="N|FINGERPRINT", help="Edit to undo; 0 is the oldest.  [default: the last]")
-@click.option("--inexact", is_flag=True, help="Subtract the edit if exact undo is not possible.")
 @writing_options
 def undo(checkpoint: str, out: Path, force: bool, surface: Surface, **how: Any) -> None:
     """Remove an edit from CHECKPOINT (a folder or hub id of `ffedit export`), bit for bit."""

@@ -26,8 +26,7 @@ from ffedit.algebra.rounding import rounded
 from ffedit.editor.edit_files import FORMAT, MANIFEST, TENSORS, check_content, check_edit_folder, checksum
 from ffedit.errors import EditError, FactError, brief
 from ffedit.facts.fact import Fact, same_question, same_target, show
-from ffedit.files.atomic import make_folder
-from ffedit.files.placing import Placing, named_errors, together
+from ffedit.files.atomic import written
 from ffedit.files.tensor_ranges import NAMES
 from ffedit.model.editable import Editable, check_model
 from ffedit.model.fingerprint import fingerprint
@@ -177,7 +176,7 @@ class Edit(Displayed):
         if name in editable.history.lasting:
             raise EditError(
                 f"the edit {name} cannot be undone in {editable.name}: the original matrices are missing; load the "
-                "base, or a checkpoint that was exported with originals, or subtract the edit (`ffedit undo --inexact`)"
+                "base, or a checkpoint with its originals"
             )
         if name not in editable.history.edits:
             applied = ", ".join(editable.history.edits) or "none"
@@ -245,11 +244,6 @@ class Edit(Displayed):
 
     def save(self, path: str | Path, *, force: bool = False) -> None:
         """Write a folder, whole or not at all; EditError where it exists (without `force`) or cannot be written."""
-        with together() as placing:
-            self.save_with(placing, path, force)
-
-    def save_with(self, placing: Placing, path: str | Path, force: bool = False) -> None:
-        """Save as `save` does, but the folder takes its path together with all else that is placed by `placing`."""
         manifest = {
             "format": FORMAT,
             "fingerprint": self.fingerprint(),
@@ -257,8 +251,7 @@ class Edit(Displayed):
             "provenance": dict(self.provenance),
         }
         manifest["checksum"] = checksum(manifest)
-        folder = make_folder(placing, Path(path), force)
-        with named_errors(Path(path)):
+        with written(Path(path), force) as folder:
             # Copies, since safetensors refuses tensors that share memory.
             own = {
                 name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format)

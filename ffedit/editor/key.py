@@ -158,7 +158,7 @@ def kept(editable: Editable, facts: Sequence[Fact], fact_token: FactToken) -> li
     texts: list[list[Encoded]] = []
     for fact in facts:
         texts.append([])
-        for probe in fact.keep_probes:
+        for probe in fact.probes("keep"):
             span = None if fact_token == "last" else next(occurrences(probe.prompt, fact.subject), None)
             text = editable.encode(probe.prompt, probe.target or "", span, editable.max_tokens)
             texts[-1].append(replace(text, fact_token=fact_token))

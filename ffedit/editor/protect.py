@@ -66,7 +66,7 @@ def protected_texts(editable: Editable, facts: Sequence[Fact], config: KeyConfig
         texts += [text for text in mentions if len(text.ids) <= editable.max_tokens]
     count = len(entries)
     for fact, held in zip(facts, kept(editable, facts, config.fact_token), strict=True):
-        for probe, text in zip(fact.keep_probes, held, strict=True):
+        for probe, text in zip(fact.probes("keep"), held, strict=True):
             if text.subject is None:
                 texts += _tokens(editable, text, probe.prompt, subjects)
                 count += 1

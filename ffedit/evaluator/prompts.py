@@ -138,7 +138,7 @@ def _own_answers(editable: Editable, facts: Sequence[Fact], edited: Edited) -> d
     for fact in facts:
         if fact.previous is None:
             prompts[fact.text] = editable.encode(fact.text, span=fact.span, max_tokens=limit)
-        for probe in (*fact.same_subject_probes, *fact.locality_probes, *fact.keep_probes):
+        for probe in (*fact.probes("same_subject"), *fact.probes("locality"), *fact.probes("keep")):
             if probe.target is None and not edited.states(probe.prompt):
                 prompts.setdefault(probe.prompt, editable.encode(probe.prompt, max_tokens=limit))
     said = zip(prompts, generation.own_answers(editable, list(prompts.values())), strict=True)
@@ -180,7 +180,7 @@ def _questions(editable: Editable, fact: Fact, edited: Edited, own: dict[str, En
 
     def in_other_languages() -> Iterator[Prompt]:
         """Yield the fact's prompts in other languages; count those that the tokenizer does not know."""
-        for probe in fact.cross_lingual_probes:
+        for probe in fact.probes("cross_lingual"):
             try:
                 yield question(probe)
             except FactError:
@@ -198,21 +198,21 @@ def _questions(editable: Editable, fact: Fact, edited: Edited, own: dict[str, En
     if previous is None and fact.text in own:
         previous = decode(editable.tokenizer, own[fact.text].target_ids).strip()
     old = previous or new  # equal objects are not compared
-    others = [replace(probe, target=probe.target or previous) for probe in fact.neighbor_probes]
+    others = [replace(probe, target=probe.target or previous) for probe in fact.probes("neighbors")]
     others = unchanged("specificity", others, lambda probe: edited.asks_neighbor(probe, fact.relation))
-    same_subject = unchanged("same_subject", fact.same_subject_probes, lambda p: edited.asks_same_subject(p, fact))
-    locality = unchanged("locality", fact.locality_probes, lambda probe: edited.asks_neighbor(probe, None))
-    keep = unchanged("keep", fact.keep_probes, lambda probe: edited.states(probe.prompt))
-    follows = [probe for probe in fact.portability_probes if all(map(edited.states, probe.needs))]
+    same_subject = unchanged("same_subject", fact.probes("same_subject"), lambda p: edited.asks_same_subject(p, fact))
+    locality = unchanged("locality", fact.probes("locality"), lambda probe: edited.asks_neighbor(probe, None))
+    keep = unchanged("keep", fact.probes("keep"), lambda probe: edited.states(probe.prompt))
+    follows = [probe for probe in fact.probes("portability") if all(map(edited.states, probe.needs))]
     prompt = stated(fact.text, fact.previous is not None)
-    paraphrases = tuple(stated(wording) for wording in fact.paraphrase_texts)
+    paraphrases = tuple(stated(wording) for wording in fact.texts("paraphrases"))
     neighbors = tuple(pair(p, True) for p in others)
     with_edit = _behind(editable, fact, others) if full else ()
     reason = "one" if previous else "unsaid"
     compared = {f"efficacy/{reason}": (prompt,), f"paraphrase/{reason}": paraphrases, "specificity/one": neighbors}
     for score, pairs in compared.items():
         left_out[score] = sum(pair.new.ids == pair.true.ids for pair in pairs)  # there is nothing to compare
-    left_out["portability/alone"] = len(fact.portability_probes) - len(follows)
+    left_out["portability/alone"] = len(fact.probes("portability")) - len(follows)
     left_out["neighbor_with_edit"] = len(neighbors) - len(with_edit) if full else 0
     return Questions(
         fact=fact,
@@ -226,7 +226,7 @@ def _questions(editable: Editable, fact: Fact, edited: Edited, own: dict[str, En
         keep=tuple(map(question, keep)),
         cross_lingual=tuple(in_other_languages()),
         also=tuple(stated(wording) for wording, _ in fact.statements[1:]),
-        generation=tuple(text(begun, "") for begun in fact.generation_texts) if full else (),
+        generation=tuple(text(begun, "") for begun in fact.texts("generation")) if full else (),
         left_out=+left_out,
     )
 
@@ -251,7 +251,9 @@ class Edited:
         self._of_relation: defaultdict[str | None, list[Fact]] = defaultdict(list)
         self._of_object: defaultdict[str | None, list[Fact]] = defaultdict(list)
         for fact in facts:
-            self._texts |= {text.strip() for text in (*(said for said, _ in fact.statements), *fact.paraphrase_texts)}
+            self._texts |= {
+                text.strip() for text in (*(said for said, _ in fact.statements), *fact.texts("paraphrases"))
+            }
             self._of_relation[fact.relation].append(fact)
             self._of_object[fact.previous].append(fact)
 

@@ -1,4 +1,4 @@
-"""Export an edit as a checkpoint, a LoRA adapter, plain Δ or a GGUF file; undo it in a checkpoint.
+"""Export an edit as a checkpoint, a LoRA adapter or a GGUF file; undo it in a checkpoint.
 
 The files are written without loading a model, and a fresh process verifies them before the export counts as done.
 """

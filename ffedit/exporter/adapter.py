@@ -1,4 +1,4 @@
-"""An edit without its base: as a LoRA adapter, or as plain Δ.
+"""An edit without its base, as a LoRA adapter.
 
 A low-rank edit already has the form Δ = B A. The adapter's folder is PEFT's (arXiv 2106.09685), so that anything that
 loads LoRA adapters can put the edit on the base, even on a quantised one. Each layer has its own rank, alpha equals the
@@ -9,14 +9,12 @@ expert, and the columns of B [d_model, r E] cycle through the experts. All exper
 not edited hold zeros. In a mixture everything is named by its parameter, dense layers and shared experts too: there
 PEFT takes a module called `down_proj` for the older layout's experts, and for those of all layers. PEFT reads
 parameter names only on a base that is not quantised.
-
-Plain Δ is for use without ffedit or PEFT: one file with the matrix to add to each parameter.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -24,13 +22,13 @@ import torch
 from torch import Tensor
 
 from ffedit.algebra.linalg import double
-from ffedit.algebra.low_rank import LowRank, Update
+from ffedit.algebra.low_rank import LowRank
 from ffedit.editor.edit import Edit
 from ffedit.errors import EditError
-from ffedit.exporter.checkpoint import identity_in, rows_of
-from ffedit.files.tensor_ranges import Stored, of_expert, row_blocks, write
+from ffedit.exporter.checkpoint import identity_in
+from ffedit.files.tensor_ranges import Stored, of_expert, write
 
-WEIGHTS, DELTAS = "adapter_model.safetensors", "delta.safetensors"
+WEIGHTS = "adapter_model.safetensors"
 PREFIX = "base_model.model."
 
 Factors: TypeAlias = tuple[Tensor, Tensor]
@@ -49,7 +47,7 @@ def write_adapter(folder: Path, base: str, edit: Edit, revision: str | None = No
         if not isinstance(update, LowRank):
             raise EditError(
                 f"the update of layer {address} is dense, and a low-rank adapter cannot contain it; export a "
-                "checkpoint or a delta (--format)"
+                "checkpoint (--format)"
             )
         about = identity_in(edit, address)
         parameter, expert = of_expert(about["parameter"])
@@ -58,7 +56,7 @@ def write_adapter(folder: Path, base: str, edit: Edit, revision: str | None = No
         transposed.add(expert is None and about["transposed"])
     if len(transposed) > 1:
         raise EditError(
-            "the edit changes matrices of both orientations, and one adapter cannot contain both; export a delta"
+            "the edit changes matrices of both orientations, and one adapter cannot contain both; export a checkpoint"
         )
     by_parameter = mixture or any(None not in pairs for pairs in factors.values())
     ranks: dict[str, int] = {}
@@ -133,47 +131,3 @@ def balanced(update: LowRank) -> Factors:
     rank = max(1, int((s > s.max() * 1e-12).sum()))
     root = s[:rank].sqrt()
     return (q @ u[:, :rank]) * root, root[:, None] * (vh[:rank] @ p.T)
-
-
-# Plain Δ ------------------------------------------------------------------------------------------
-
-
-def write_delta(folder: Path, base: str, edit: Edit) -> None:
-    """Write `delta.safetensors` {parameter: Δ as it is stored, float32} and `manifest.json`.
-
-    `base` is the name of the model that the edit, with `provenance["matrices"]`, was computed on.
-    """
-    matrices, parameters = {}, {}
-    for address, update in edit.updates.items():
-        about = identity_in(edit, address)
-        name, transposed = about["parameter"], about["transposed"]
-        shape = update.shape[::-1] if transposed else update.shape
-        matrices[name] = (torch.float32, shape, delta_blocks(update, transposed))
-        parameters[name] = {"layer": address.layer, "shape": list(shape), "norm": update.norm()}
-    write(folder / DELTAS, matrices)
-    manifest = {
-        "base": base,
-        "base_fingerprint": edit.base,
-        "edit": edit.fingerprint(),
-        "parameters": parameters,
-        "facts": [fact.to_dict() for fact in edit.facts],
-    }
-    text = json.dumps(manifest, indent=2, ensure_ascii=False) + "\n"
-    (folder / "manifest.json").write_text(text, encoding="utf-8")
-
-
-def delta_blocks(update: Update, transposed: bool) -> Iterator[Tensor]:
-    """Yield Δ in its stored orientation, float32, a block of rows at a time."""
-    rows, columns = update.shape[::-1] if transposed else update.shape
-    for first, last in row_blocks(rows, columns):
-        yield rows_of(update, first, last, transposed).float()
-
-
-@torch.no_grad()
-def add_(model: Any, deltas: Mapping[str, Tensor], dtypes: Mapping[str, torch.dtype]) -> None:
-    """Add deltas to a model as the code in the folder's card does; `dtypes` are the checkpoint's, by parameter."""
-    for name, change in deltas.items():
-        parameter, expert = of_expert(name)
-        weight = model.get_parameter(parameter).data
-        weight = weight if expert is None else weight[expert]
-        weight.copy_((double(weight) + change).to(dtypes[name]))

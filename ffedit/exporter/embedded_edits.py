@@ -3,7 +3,7 @@
 W + Δ − Δ is not W in floating point. So a checkpoint stores its edits in order of application and each matrix that
 they changed as it was before the oldest of them. An edit is undone by adding the remaining ones to the originals: in
 whatever order edits are undone, the result is bit for bit the checkpoint without them, and with all of them undone it
-is the base. Δ is subtracted only on request.
+is the base.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ffedit.algebra.low_rank import Dense, LowRank, Update
+from ffedit.algebra.low_rank import Update
 from ffedit.editor.edit import Edit
 from ffedit.editor.edit_files import EDITS, embedded
 from ffedit.errors import EditError
@@ -37,7 +37,7 @@ def history(folder: str | Path) -> tuple[Edit, ...]:
 
 
 def read_originals(folder: Path) -> dict[str, Stored]:
-    """Locate the matrices as they were before the oldest edit, by their names in the files; empty if left out.
+    """Locate the matrices as they were before the oldest edit, by their names in the files; empty if there are none.
 
     EditError where the file is damaged.
     """
@@ -62,7 +62,7 @@ def embed(folder: Path, edits: Sequence[Edit], originals: Mapping[str, Matrix]) 
 def load_with_edits(name_or_path: Source, **options: Any) -> Editable:
     """Load a model and add its checkpoint's edits to its history; `options` are those of `loading.load.load_model`.
 
-    The edits can be undone in the model unless originals were left out or do not fit its memories.
+    The edits can be undone in the model unless originals are missing or do not fit its memories.
     """
     editable = load_model(name_or_path, **options)
     folder = cached_folder(editable) if isinstance(name_or_path, str | Path) else None
@@ -100,10 +100,9 @@ class UndoPlan(NamedTuple):
     left: tuple[Edit, ...]  # the remaining edits, in order
     plan: Plan  # the matrices that change
     originals: dict[str, Stored]  # those that are still needed
-    exact: bool  # the result is bit for bit what it would be without the edit
 
 
-def plan_undo(folder: Path, which: str | None = None, inexact: bool = False) -> UndoPlan:
+def plan_undo(folder: Path, which: str | None = None) -> UndoPlan:
     """Plan the undoing of one edit of a checkpoint; `which` and errors are those of `exporting.undo`."""
     edits = history(folder)
     if not edits:
@@ -118,24 +117,16 @@ def plan_undo(folder: Path, which: str | None = None, inexact: bool = False) -> 
         """Return the updates of one tensor, in order; those of the edit `without` are left out."""
         return tuple(change[name].updates[0] for i, change in enumerate(added) if name in change and i != without)
 
-    plan, subtracted = {}, set()
+    plan = {}
     for name, change in added[number].items():
-        source, (delta,) = originals.get(name), change.updates
-        if source is not None and replace(change, source=source, updates=updates(name)).gives(tensors[name]):
-            plan[name] = replace(change, source=source, updates=updates(name, without=number))
-        elif inexact:
-            minus = LowRank(-delta.left, delta.right) if isinstance(delta, LowRank) else Dense(-delta.matrix)
-            plan[name] = replace(change, updates=(minus,))
-            subtracted.add(name)
-        else:
-            why = "its original was left out" if source is None else "it was changed by something else than its edits"
-            raise EditError(
-                f"{folder}: {name} cannot be restored exactly ({why}); export from the base again, or subtract the "
-                "edit with --inexact"
-            )
-    needed = {name for i, change in enumerate(added) if i != number for name in change} - subtracted
+        source = originals.get(name)
+        if source is None or not replace(change, source=source, updates=updates(name)).gives(tensors[name]):
+            why = "its original is missing" if source is None else "it was changed by something else than its edits"
+            raise EditError(f"{folder}: {name} cannot be restored exactly ({why}); export from the base again")
+        plan[name] = replace(change, source=source, updates=updates(name, without=number))
+    needed = {name for i, change in enumerate(added) if i != number for name in change}
     still = {name: originals[name] for name in originals if name in needed}
-    return UndoPlan(tensors, edit, edits[:number] + edits[number + 1 :], plan, still, exact=not subtracted)
+    return UndoPlan(tensors, edit, edits[:number] + edits[number + 1 :], plan, still)
 
 
 def _index_of(which: str, edits: Sequence[Edit], folder: Path) -> int:

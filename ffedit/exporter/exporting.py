@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
@@ -14,7 +13,7 @@ from ffedit.editor.edit import Edit, check_edit, refuse_shared
 from ffedit.editor.edit_files import EDITS
 from ffedit.errors import EditError, ModelError, choices
 from ffedit.exporter import gguf
-from ffedit.exporter.adapter import write_adapter, write_delta
+from ffedit.exporter.adapter import write_adapter
 from ffedit.exporter.checkpoint import (
     Moved,
     export_plan,
@@ -27,10 +26,10 @@ from ffedit.exporter.checkpoint import (
 )
 from ffedit.exporter.embedded_edits import embed, history, load_with_edits, plan_undo, read_originals
 from ffedit.exporter.gguf import Packed, pack, source_file, write_gguf
-from ffedit.exporter.model_card import adapter_card, delta_card, model_card, origin_of, undone_card
-from ffedit.exporter.subprocess_check import Checked, Task, Verify, check_fresh, check_how
-from ffedit.files.atomic import behind_links, check_free, make_folder, written
-from ffedit.files.placing import Placing, named_errors, together
+from ffedit.exporter.model_card import adapter_card, model_card, origin_of, undone_card
+from ffedit.exporter.subprocess_check import Checked, Task, check_fresh
+from ffedit.files.atomic import behind_links, check_free, written
+from ffedit.files.placing import named_errors, placed
 from ffedit.files.shards import gguf_parts
 from ffedit.files.tensor_ranges import Matrix, contents
 from ffedit.loading.load import (
@@ -46,7 +45,7 @@ from ffedit.model.editable import Editable
 from ffedit.model.memory import identity
 from ffedit.notebook import Displayed
 
-Format: TypeAlias = Literal["checkpoint", "adapter", "delta", "gguf"]
+Format: TypeAlias = Literal["checkpoint", "adapter", "gguf"]
 FORMATS: tuple[Format, ...] = get_args(Format)
 
 
@@ -59,7 +58,6 @@ class Exported(Displayed):
         moved: bytes linked, copied and rewritten; None where no checkpoint was made from the base's files.
         checked: the comparisons that a fresh process made.
         edit: the edit that was exported or undone.
-        exact: whether an undo is exact.
         packed: for a GGUF file, the matrices as stored in it.
     """
 
@@ -67,7 +65,6 @@ class Exported(Displayed):
     moved: Moved | None
     checked: Checked
     edit: Edit
-    exact: bool = True
     packed: tuple[Packed, ...] = ()
 
     def __repr__(self) -> str:
@@ -82,28 +79,26 @@ def export(
     *,
     force: bool = False,
     format: Format | None = None,
-    verify: Verify = "auto",
-    originals: bool = True,
     revision: str | None = None,
     trust_remote_code: bool = False,
 ) -> Exported:
-    """Write an edit as a checkpoint that transformers loads, as a LoRA adapter, as plain Δ, or as a GGUF file.
+    """Write an edit as a checkpoint that transformers loads, as a LoRA adapter, or as a GGUF file.
 
     A checkpoint is made from the base's files: unchanged shards are linked, changed matrices are rewritten a block of
-    rows at a time, and no model is loaded. A model whose weights are not on disk, or in a GGUF file, is written from
-    memory. A GGUF file is made from the one that the model was loaded from (`ffedit.exporter.gguf`).
+    rows at a time, and no model is loaded. It keeps these matrices from before the edit, for `undo`. A model whose
+    weights are not on disk, or in a GGUF file, is written from memory. A GGUF file is made from the one that the model
+    was loaded from (`ffedit.exporter.gguf`).
+
+    Before the result counts as done, a fresh process compares its tensors with those that were meant, and its logits if
+    the weights take less than half of the free memory.
 
     Args:
         model: the unedited model that the edit was computed on: loaded, or named as for `load`.
         edit: the edit to write.
         out: the folder, or GGUF file, to make, atomically.
         force: replace an existing one.
-        format: "checkpoint", "adapter" (a folder for PEFT, or, where `out` ends in .gguf, a file for llama.cpp),
-            "delta" (the matrix to add to each parameter) or "gguf"; None: "gguf" where `out` ends in .gguf, else
-            "checkpoint".
-        verify: the comparison of a fresh process before the folder counts as done: "tensors"; "logits" too; or "auto":
-            logits where the weights take less than half of the free memory.
-        originals: store the matrices from before the edit in the checkpoint, which exact undo needs.
+        format: "checkpoint", "adapter" (a folder for PEFT, or, where `out` ends in .gguf, a file for llama.cpp)
+            or "gguf"; None: "gguf" where `out` ends in .gguf, else "checkpoint".
         revision: branch, tag or commit where `model` is a hub id.
         trust_remote_code: run code that comes with the checkpoint when it is verified.
 
@@ -112,30 +107,12 @@ def export(
 
     Raises:
         ModelError: the base cannot be found or read, or its weights are pickled.
-        EditError: the folder exists or cannot be written, the edit is another base's or does not fit the format, or
-            logits are asked for that cannot be compared.
+        EditError: the folder exists or cannot be written, or the edit is another base's or does not fit the
+            format.
         CheckError: the verification failed; nothing is left then.
     """
-    with together() as placing:
-        return export_with(placing, model, edit, out, force, format, verify, originals, revision, trust_remote_code)
-
-
-def export_with(
-    placing: Placing,
-    model: Editable | str | Path,
-    edit: Edit,
-    out: str | Path,
-    force: bool = False,
-    format: Format | None = None,
-    verify: Verify = "auto",
-    originals: bool = True,
-    revision: str | None = None,
-    trust_remote_code: bool = False,
-) -> Exported:
-    """Export as `export` does, but what is verified takes its path together with all else that `placing` places."""
     check_edit(edit)
     ModelError.require(model, (Editable, str, Path), "the base was expected: a loaded model, or its name or folder")
-    check_how(verify)
     format = format or ("gguf" if Path(out).suffix == ".gguf" else "checkpoint")
     if format not in FORMATS:
         raise EditError(f"format {format!r} is not known; give {choices(format, FORMATS)}")
@@ -143,34 +120,24 @@ def export_with(
     as_gguf = format == "gguf" or (format == "adapter" and Path(out).suffix == ".gguf")
     base = find_base(model, edit, revision, files=not as_gguf and format != "checkpoint")
     if as_gguf:
-        return _export_gguf(placing, base, Path(out), format, verify)
+        return _export_gguf(base, Path(out), format)
     if format == "checkpoint" and base.editable is not None:
         for address in edit.updates:
             base.editable.memories[address].check_writable()
-    if verify == "logits" and base.folder is None and format != "checkpoint":
-        raise EditError(
-            f"{base.name} on disk differs from the model in memory (edited, quantised, or given as a pair), so no "
-            f"other process can compare logits with its {format}; export a checkpoint, or verify only tensors"
-        )
-    if verify == "logits" and format == "adapter" and importlib.util.find_spec("peft") is None:
-        raise EditError(
-            "PEFT is not installed, so logits with the adapter cannot be compared; install it "
-            "(pip install 'ffedit[peft]'), or verify only tensors"
-        )
-    folder = make_folder(placing, Path(out), force)
-    with named_errors(Path(out)):
-        moved = _write(base, folder, format, originals)
+    with written(Path(out), force) as folder:
+        moved = _write(base, folder, format)
         against = str(base.folder.absolute()) if base.folder else ""
-        task = Task(format, str(folder), against, verify, originals, trust_remote_code=trust_remote_code)
+        task = Task(format, str(folder), against, trust_remote_code=trust_remote_code)
         if base.editable is not None and base.folder is None and format == "checkpoint":
             expected = folder.with_name("expected.safetensors")
             with base.edit.applied(base.editable):
                 save_expected(base.editable, expected)
             task = replace(task, kind="memory", base=str(expected))
-        return Exported(Path(out), moved, check_fresh(task), edit)
+        checked = check_fresh(task)
+    return Exported(Path(out), moved, checked, edit)
 
 
-def _export_gguf(placing: Placing, base: Base, out: Path, format: Format, verify: Verify) -> Exported:
+def _export_gguf(base: Base, out: Path, format: Format) -> Exported:
     """Write and verify a GGUF file, a model or an adapter; the verifying process reads the edit from beside it."""
     file = source_file(base.name, base.editable)
     if out.suffix != ".gguf":
@@ -182,26 +149,21 @@ def _export_gguf(placing: Placing, base: Base, out: Path, format: Format, verify
             f"{file}: is one of several parts, and only a whole file can be edited; join them "
             "(llama-gguf-split --merge), or export an adapter (--format adapter)"
         )
-    if format == "adapter" and verify == "logits":
-        raise EditError(
-            "transformers cannot read an adapter of llama.cpp, so logits cannot be compared; verify tensors"
-        )
     packed = pack(file, base.edit) if format == "gguf" else {}
     kind = "gguf" if format == "gguf" else "gguf adapter"
     moved: Moved | None = None
     out.absolute().parent.mkdir(parents=True, exist_ok=True)
-    made = placing.new(behind_links(out))
-    with named_errors(out):
+    with placed(behind_links(out)) as made, named_errors(out):
         if format == "gguf":
             moved = write_gguf(file, made, base.edit, packed)
         else:
             gguf.write_adapter(file, made, base.edit)
         base.edit.save(made.parent / EDITS / "000")
-        checked = check_fresh(Task(kind, str(made), str(file.absolute()), verify))
+        checked = check_fresh(Task(kind, str(made), str(file.absolute())))
     return Exported(out, moved, checked, base.edit, packed=tuple(packed.values()))
 
 
-def _write(base: Base, folder: Path, format: Format, with_originals: bool) -> Moved | None:
+def _write(base: Base, folder: Path, format: Format) -> Moved | None:
     """Write what is exported into an empty folder, with its model card and the edits; return what was rewritten."""
     loaded_from = base.folder or (cached_folder(base.editable) if base.editable is not None else None)
     moved, origin = None, origin_of(base.name, loaded_from, base.edit.provenance.get("source"))
@@ -211,14 +173,11 @@ def _write(base: Base, folder: Path, format: Format, with_originals: bool) -> Mo
     if format == "adapter":
         write_adapter(folder, origin.name, base.edit, base.revision, base.is_mixture)
         card = adapter_card(origin, base.edit, decoder_classes(base.config)[0].__name__)
-    elif format == "delta":
-        write_delta(folder, origin.name, base.edit)
-        card = delta_card(origin, base.edit)
     else:
         moved, earlier, originals = write_checkpoint(base, folder)
         edits = (*earlier, embedded)
         card = model_card(origin, edits)
-    embed(folder, edits, originals if with_originals else {})
+    embed(folder, edits, originals)
     (folder / "README.md").write_text(card, encoding="utf-8")
     return moved
 
@@ -256,9 +215,7 @@ def undo(
     out: str | Path,
     *,
     edit: int | str | None = None,
-    inexact: bool = False,
     force: bool = False,
-    verify: Verify = "auto",
     revision: str | None = None,
     trust_remote_code: bool = False,
 ) -> Exported:
@@ -268,14 +225,12 @@ def undo(
         checkpoint: folder or hub id of a checkpoint that `export` made.
         out: the folder to make, atomically.
         edit: number (0 is the oldest) or fingerprint; None: the last.
-        inexact: where exact undo is not possible, subtract Δ.
         force: replace an existing folder.
-        verify: the comparison of a fresh process, as for `export`.
         revision: branch, tag or commit of a hub id.
         trust_remote_code: run code that comes with the checkpoint when it is verified.
 
     Returns:
-        The folder, what was rewritten and verified, the undone edit, and whether the undo is exact.
+        The folder, what was rewritten and verified, and the undone edit.
 
     Raises:
         ModelError: the checkpoint cannot be found or read.
@@ -283,20 +238,19 @@ def undo(
             exists or cannot be written.
         CheckError: the verification failed; nothing is left then.
     """
-    check_how(verify)
     check_free(Path(out), force)
     base = local_folder(checkpoint, revision)
     which = None if edit is None else str(edit)
-    undoing = plan_undo(base, which, inexact)
+    undoing = plan_undo(base, which)
     with written(Path(out), force) as folder:
         moved = rewrite(base, undoing.tensors, undoing.plan, folder)
         embed(folder, undoing.left, {name: stored.matrix() for name, stored in undoing.originals.items()})
         origin = origin_of(str(checkpoint), base, undoing.edit.provenance.get("source"))
-        card = undone_card(origin, undoing.edit, undoing.left, undoing.exact)
+        card = undone_card(origin, undoing.edit, undoing.left)
         (folder / "README.md").write_text(card, encoding="utf-8")
-        task = Task("undo", str(folder), str(base.absolute()), verify, True, which, inexact, trust_remote_code)
+        task = Task("undo", str(folder), str(base.absolute()), which, trust_remote_code)
         checked = check_fresh(task)
-    return Exported(Path(out), moved, checked, undoing.edit, undoing.exact)
+    return Exported(Path(out), moved, checked, undoing.edit)
 
 
 class Base(NamedTuple):

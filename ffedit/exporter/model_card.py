@@ -25,11 +25,6 @@ INHERITED = ("license", "license_name", "license_link", "language")
 CACHED = re.compile(r"models--(.+)")  # a folder in the hub's cache
 OWNED = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 ROWS = 20
-# Code that finds a parameter by its name in a delta, and one expert's slice of it.
-WHOLE = "weight = model.get_parameter(name).data"
-EXPERT = """name, _, expert = name.rstrip("]").partition("[")
-    weight = model.get_parameter(name).data
-    weight = weight[int(expert)] if expert else weight"""
 
 
 @dataclass(frozen=True)
@@ -86,10 +81,10 @@ Everything else is as in the base model.{_source(edits)}"""
 """
 
 
-def undone_card(base: Origin, undone: Edit, left: Sequence[Edit], exact: bool) -> str:
+def undone_card(base: Origin, undone: Edit, left: Sequence[Edit]) -> str:
     """Write the card of a checkpoint made from `base` in which an edit was undone."""
-    how = "rebuilt from the original weights, bit for bit" if exact else "by subtraction, which is not exact"
-    note = f"Edit {undone.fingerprint()} ({counted(len(undone.facts), 'fact')}) was undone: {how}."
+    facts = counted(len(undone.facts), "fact")
+    note = f"Edit {undone.fingerprint()} ({facts}) was undone: rebuilt from the original weights, bit for bit."
     if left:
         return f"{model_card(base, left)}\n{note}\n"
     return f"{_front(base)}\n# {plain(base.shown)}\n\nEdited with ffedit, and undone. {note}{_source([undone])}\n"
@@ -110,23 +105,6 @@ model = PeftModel.from_pretrained({loader}.from_pretrained({json.dumps(base.name
     return _card(base, f"An edit of {base.shown}", text, [edit], "peft")
 
 
-def delta_card(base: Origin, edit: Edit) -> str:
-    """Write the card of a delta, with the code that applies it."""
-    names = [about["parameter"] for about in edit.provenance.get("matrices", {}).values()]
-    weight = EXPERT if any(name.endswith("]") for name in names) else WHOLE
-    facts = counted(len(edit.facts), "fact")
-    text = f"""What is added to the parameters of `{base.shown}` to write {facts}, made by ffedit.{_source([edit])}
-
-With `model` loaded by transformers, these lines apply it:
-
-```python
-for name, delta in safetensors.torch.load_file("delta.safetensors").items():
-    {weight}
-    weight.copy_(weight.cpu().double() + delta)
-```"""
-    return _card(base, f"An edit of {base.shown}", text, [edit])
-
-
 def _card(base: Origin, title: str, text: str, edits: Sequence[Edit], library: str = "transformers") -> str:
     recipes = "\n".join(_recipe(f"`ffedit_edits/{i:03}`", edit) for i, edit in enumerate(edits))
     return f"""{_front(base, library)}
@@ -139,6 +117,7 @@ def _card(base: Origin, title: str, text: str, edits: Sequence[Edit], library: s
 ## Recipe
 
 {recipes}
+
 `ffedit show . --recipe` writes it as YAML, with all numbers and facts; `ffedit run` makes the edit again from that."""
 
 
@@ -182,27 +161,11 @@ What the model said was measured when each edit was made, without it and with it
 
 
 def _recipe(name: str, edit: Edit) -> str:
-    """Describe how one edit was computed; the entries of the provenance depend on the method."""
+    """Describe how one edit was computed, in one line; the embedded edit has all else."""
     about = edit.provenance
-    lines = [
-        f"verdict: {about.get('verdict', {}).get('text', 'not measured')}",
-        f"method: {about.get('method', 'unknown')}, layers {', '.join(map(str, edit.layers))}, rank {edit.rank}",
-        f"base weights: fingerprint {edit.base}, {about.get('dtype', 'dtype unknown')}",
-    ]
-    if "norm_ratio" in about:
-        lines.append(f"size of the change: ‖Δ‖ / ‖W‖ = {about['norm_ratio']:.4f}")
-    statistics = about.get("statistics", {})
-    layers = [statistics] if "tokens" in statistics else statistics.values()  # the former of an early edit
-    for corpus, tokens in sorted({(layer.get("corpus", "unknown text"), layer["tokens"]) for layer in layers}):
-        lines.append(f"key statistics: {tokens:,} tokens of {corpus}")
-    if about.get("chat"):
-        lines.append("asked in the model's chat template")
-    if "seed" in about.get("config", {}):
-        lines.append(f"seed: {about['config']['seed']}")
-    if "ffedit" in about.get("versions", {}):
-        lines.append(f"ffedit {about['versions']['ffedit']}")
-    first, *others = map(plain, lines)
-    return "\n  - ".join([f"- {first}", f"{name}: fingerprint {edit.fingerprint()}", *others]) + "\n"
+    verdict, method = about.get("verdict", {}).get("text", "not measured"), about.get("method", "unknown")
+    how = plain(f"method: {method}, layers {', '.join(map(str, edit.layers))}; verdict: {verdict}")
+    return f"- {name}: fingerprint {edit.fingerprint()}; {how}"
 
 
 def _scores(scores: Mapping[str, Any] | None) -> str:

@@ -6,31 +6,22 @@ A process of its own has nothing of this one in its memory: it sees what anybody
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
-from typing import Literal, TypeAlias, get_args
 
 import torch
 
-from ffedit.errors import CheckError, EditError
-
-Verify: TypeAlias = Literal["auto", "tensors", "logits"]
+from ffedit.errors import CheckError
+from ffedit.files.fresh_process import run_module
 
 
 @dataclass(frozen=True)
 class Task:
     """What is to be verified."""
 
-    kind: str  # "checkpoint", "undo", "adapter", "delta", "gguf" or "memory" (of a model that is on no disk)
+    kind: str  # "checkpoint", "undo", "adapter", "gguf", "gguf adapter" or "memory" (of a model that is on no disk)
     folder: str  # what was written
     base: str  # folder that it was made from; for "memory", the file of the expected numbers
-    verify: Verify = "auto"  # "auto": logits where the model fits in memory
-    originals: bool = True  # whether the originals must be there
     edit: str | None = None  # the edit to undo
-    inexact: bool = False  # of an undo
     trust_remote_code: bool = False
     threads: int = 1  # of torch; sums depend on it in the last bit
 
@@ -39,32 +30,19 @@ class Task:
 class Checked:
     """What a fresh process found equal."""
 
-    tensors: int  # number of tensors (or matrices of an adapter or delta)
+    tensors: int  # number of tensors (or matrices of an adapter)
     logits: bool  # whether logits were compared
     peft: bool | None = None  # whether PEFT loaded the adapter; None where there is none to load
-    peak: int = 0  # most resident memory of that process in bytes; 0 where the system does not tell
-
-
-def check_how(verify: Verify) -> None:
-    """Refuse an unknown way to verify, before any long work."""
-    if verify not in get_args(Verify):
-        raise EditError(f"verify {verify!r} is not known; give {', '.join(get_args(Verify))}")
 
 
 def check_fresh(task: Task) -> Checked:
     """Run `python -m ffedit.exporter.verification` on a task; CheckError where it differs, or could not finish."""
-    package = str(Path(__file__).parents[2])
-    paths = os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH"))))
-    environment = {**os.environ, "PYTHONPATH": paths, "TOKENIZERS_PARALLELISM": "false"}
+    environment = {"TOKENIZERS_PARALLELISM": "false"}
     if not task.trust_remote_code:  # everything is on the disk, so nothing is to be asked of the hub
         environment["HF_HUB_OFFLINE"] = "1"
     question = json.dumps(asdict(replace(task, threads=torch.get_num_threads())))
     try:
-        process = subprocess.run(  # no shell
-            [sys.executable, "-m", "ffedit.exporter.verification"],
-            # Python looks for modules in the working folder first: no file of the current one is to be taken for one.
-            input=question, capture_output=True, text=True, cwd=package, check=False, env=environment,
-        )  # fmt: skip
+        process = run_module("ffedit.exporter.verification", question, environment)
     except OSError as error:
         raise CheckError(
             f"the process that verifies could not be started ({error.strerror or error}); nothing was written"
@@ -77,15 +55,3 @@ def check_fresh(task: Task) -> Checked:
     if "error" in answer:
         raise CheckError(f"{answer['error']}; nothing was written")
     return Checked(**answer)
-
-
-def peak() -> int:
-    """Most resident memory of this process so far, in bytes; 0 where the system does not tell.
-
-    Not getrusage: on Linux its maximum is handed down from the process that started this one.
-    """
-    try:
-        lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
-    except OSError:
-        return 0
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM")), 0)

@@ -21,7 +21,6 @@ import psutil
 import torch
 import transformers
 from safetensors import safe_open
-from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoConfig, AutoTokenizer, PreTrainedModel
 
@@ -32,7 +31,7 @@ from ffedit.errors import CheckError, FFEditError, brief
 from ffedit.exporter import adapter, gguf
 from ffedit.exporter.checkpoint import Plan, digest, export_plan, file_name, identity_in, rows_of
 from ffedit.exporter.embedded_edits import history, plan_undo, read_originals
-from ffedit.exporter.subprocess_check import Checked, Task, peak
+from ffedit.exporter.subprocess_check import Checked, Task
 from ffedit.files.tensor_ranges import Stored, contents, of_expert, read_header, row_blocks
 from ffedit.loading.gguf_reader import config_and_tokenizer, entry, open_gguf, unpacked_model
 from ffedit.loading.load import decoder_classes, first_that_runs
@@ -49,7 +48,7 @@ def main() -> None:
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     try:
-        answer = asdict(CHECKS[task.kind](task)) | {"peak": peak()}
+        answer = asdict(CHECKS[task.kind](task))
     except FFEditError as error:
         answer = {"error": str(error)}
     sys.stdout.write(json.dumps(answer) + "\n")
@@ -62,19 +61,18 @@ def check_checkpoint(task: Task) -> Checked:
     if [edit.fingerprint() for edit in edits[:-1]] != [edit.fingerprint() for edit in history(base)]:
         raise CheckError("the exported checkpoint does not hold the edits of its base and the new one")
     plan = export_plan(before, edits[-1])
-    if task.originals:
-        older, originals = read_originals(base), read_originals(folder)
-        for name in plan:
-            was_edited = any(name in export_plan(before, edit) for edit in edits[:-1])
-            expected = older.get(name) if was_edited else before[name]
-            if expected is not None and (name not in originals or not originals[name].same_bytes(expected)):
-                raise CheckError(f"the original of {name} was not kept")
+    older, originals = read_originals(base), read_originals(folder)
+    for name in plan:
+        was_edited = any(name in export_plan(before, edit) for edit in edits[:-1])
+        expected = older.get(name) if was_edited else before[name]
+        if expected is not None and (name not in originals or not originals[name].same_bytes(expected)):
+            raise CheckError(f"the original of {name} was not kept")
     return compare(task, before, plan)
 
 
 def check_undo(task: Task) -> Checked:
     """Check that a checkpoint is the old one with one edit undone, and stores the remaining edits."""
-    undoing = plan_undo(Path(task.base), task.edit, task.inexact)
+    undoing = plan_undo(Path(task.base), task.edit)
     if [edit.fingerprint() for edit in history(task.folder)] != [edit.fingerprint() for edit in undoing.left]:
         raise CheckError("the checkpoint does not hold the edits that stay")
     return compare(task, undoing.tensors, undoing.plan)
@@ -94,7 +92,7 @@ def compare(task: Task, before: Mapping[str, Stored], plan: Plan) -> Checked:
         if name in plan and not plan[name].gives(after[name]):
             raise CheckError(f"{name} is not the base's with the edit added")
     opens(task)
-    if not fits(task, before):
+    if not fits(before):
         return Checked(len(before), False)
     expected = base_and_edited(task, plan)[1]
     gc.collect()  # the base, before the export is loaded
@@ -114,14 +112,14 @@ def opens(task: Task) -> None:
 # Logits -------------------------------------------------------------------------------------------
 
 
-def fits(task: Task, tensors: Mapping[str, Stored]) -> bool:
-    """Decide whether to load the model: if logits are asked for, or its weights take less than half the free memory."""
-    return has_room(task, sum(prod(each.shape) * 4 if each.kind == "F16" else each.size for each in tensors.values()))
+def fits(tensors: Mapping[str, Stored]) -> bool:
+    """Return True if the model of these weights is to be loaded (`has_room`); float16 is computed in float32."""
+    return has_room(sum(prod(each.shape) * 4 if each.kind == "F16" else each.size for each in tensors.values()))
 
 
-def has_room(task: Task, size: int) -> bool:
-    """Return what `fits` does, for weights of `size` bytes."""
-    return task.verify == "logits" or (task.verify == "auto" and size < psutil.virtual_memory().available / 2)
+def has_room(size: int) -> bool:
+    """Return True if weights of `size` bytes take less than half of the free memory."""
+    return bool(size < psutil.virtual_memory().available / 2)
 
 
 def load(folder: str, task: Task, dtype: torch.dtype | None = None) -> PreTrainedModel:
@@ -185,7 +183,7 @@ def check_memory(task: Task) -> Checked:
         if digest(weight, getattr(torch, about["saved"])) != hashes[name]:
             raise CheckError(f"{name} is not what is in memory")
 
-    if not fits(task, stored):
+    if not fits(stored):
         both = hashes.keys() & stored.keys()
         for name in both:
             with safe_open(stored[name].file, framework="pt") as file:
@@ -201,26 +199,7 @@ def check_memory(task: Task) -> Checked:
     return Checked(len(hashes), True)
 
 
-# Adapters and deltas ------------------------------------------------------------------------------
-
-
-def check_delta(task: Task) -> Checked:
-    """Check a delta: every entry against the edit, and if the base fits in memory, its logits with the delta added."""
-    (edit,) = history(task.folder)
-    weights = Path(task.folder) / adapter.DELTAS
-    stored = read_header(weights)
-    for address, update in edit.updates.items():
-        about = identity_in(edit, address)
-        blocks = adapter.delta_blocks(update, about["transposed"]), stored[about["parameter"]].blocks()
-        if not all(torch.equal(a, b) for a, b in zip(*blocks, strict=True)):
-            raise CheckError(f"{about['parameter']} is not the edit's")
-    plan = plan_if_comparable(task, edit)
-    if plan is None:
-        return Checked(len(stored), False)
-    model, expected = base_and_edited(task, plan)
-    adapter.add_(model, load_file(weights), {rewrite.parameter: rewrite.source.dtype for rewrite in plan.values()})
-    _check_logits(expected, logits_of(model), plan)
-    return Checked(len(stored), True)
+# Adapters -----------------------------------------------------------------------------------------
 
 
 def check_adapter(task: Task) -> Checked:
@@ -241,8 +220,7 @@ def check_adapter(task: Task) -> Checked:
         logits = logits_of(peft.PeftModel.from_pretrained(model, task.folder).eval())
     except Exception as error:  # PEFT may fail on a model in any way
         raise CheckError(
-            f"PEFT cannot put this adapter on {type(model).__name__} ({brief(error)}); export a checkpoint or a delta "
-            "(--format)"
+            f"PEFT cannot put this adapter on {type(model).__name__} ({brief(error)}); export a checkpoint (--format)"
         ) from error
     _check_logits(expected, logits, plan)
     return Checked(len(edit.updates), True, peft=True)
@@ -258,9 +236,9 @@ def _check_product(name: str, factors: adapter.Factors, update: Update) -> None:
 
 
 def plan_if_comparable(task: Task, edit: Edit) -> Plan | None:
-    """Return the matrices of the edited base; None where it is not on disk, or logits are not to be compared."""
+    """Return the matrices of the edited base; None where it is not on disk, or does not fit in memory."""
     before = contents(Path(task.base)) if task.base else {}
-    return export_plan(before, edit) if before and fits(task, before) else None
+    return export_plan(before, edit) if before and fits(before) else None
 
 
 # GGUF ---------------------------------------------------------------------------------------------
@@ -288,7 +266,7 @@ def check_gguf(task: Task) -> Checked:
         if new.tensor_type.name != kind or new.data.shape != data.shape or not (new.data == data).all():
             raise CheckError(f"{old.name} is not what was to be written")
     dtype = torch.bfloat16 if edit.computed_in == torch.bfloat16 else torch.float32
-    if not has_room(task, dtype.itemsize * sum(int(tensor.n_elements) for tensor in before.tensors)):
+    if not has_room(dtype.itemsize * sum(int(tensor.n_elements) for tensor in before.tensors)):
         return Checked(len(after.tensors), False)
     expected = _packed_logits(_model_of(source, before, dtype), edit, packed)
     gc.collect()  # the base, before the export is loaded
@@ -329,7 +307,6 @@ CHECKS = {
     "checkpoint": check_checkpoint,
     "undo": check_undo,
     "adapter": check_adapter,
-    "delta": check_delta,
     "memory": check_memory,
 }
 

@@ -188,13 +188,11 @@ class Fact(Displayed):
         if not (self.keep or self.also):
             return
         also = dict.fromkeys((text for text, _ in self.statements[1:]), "also")
-        changing = {self.text: "prompt"} | dict.fromkeys(self.paraphrase_texts, "paraphrases")
-        changing |= {probe.prompt: "portability" for probe in self.portability_probes}
-        changing |= {probe.prompt: "cross_lingual" for probe in self.cross_lingual_probes}
-        staying = {probe.prompt: "neighbors" for probe in self.neighbor_probes}
-        staying |= {probe.prompt: "same_subject" for probe in self.same_subject_probes}
-        staying |= {probe.prompt: "locality" for probe in self.locality_probes}
-        kept = [probe.prompt for probe in self.keep_probes]
+        changing = {self.text: "prompt"} | dict.fromkeys(self.texts("paraphrases"), "paraphrases")
+        fields = ("portability", "cross_lingual"), ("neighbors", "same_subject", "locality")
+        follows, staying = ({probe.prompt: name for name in names for probe in self.probes(name)} for names in fields)
+        changing |= follows
+        kept = [probe.prompt for probe in self.probes("keep")]
         measured, change = "so the edit would optimise what it is measured by", "whose answer should change"
         for field, texts, others, why in (
             ("also", also, changing | staying, measured),
@@ -235,45 +233,17 @@ class Fact(Displayed):
             raise FactError(f"{show(self.text)} has no new object; give a target (only locate works without one)")
         return self.target
 
-    @property
-    def paraphrase_texts(self) -> tuple[str, ...]:
-        """Paraphrases with the subject in them."""
-        return tuple(fill(p, self.subject) for p in self.paraphrases)
+    def texts(self, field: str) -> tuple[str, ...]:
+        """Return the prompts of a field (`paraphrases`, `generation`, `also`) with the subject in them."""
+        return tuple(fill(text, self.subject) for text in getattr(self, field))
 
-    @property
-    def generation_texts(self) -> tuple[str, ...]:
-        """Generation prompts with the subject in them."""
-        return tuple(fill(p, self.subject) for p in self.generation)
+    def probes(self, field: str) -> tuple[Probe, ...]:
+        """Return the probes of a field with the subject in their slot, if they have one.
 
-    @property
-    def neighbor_probes(self) -> tuple[Probe, ...]:
-        """Neighbor probes, ready to use: an object left out is `previous`."""
-        return tuple(p.filled(self.subject, self.previous) for p in self.neighbors)
-
-    @property
-    def same_subject_probes(self) -> tuple[Probe, ...]:
-        """Probes about this subject's other facts, with the subject in them."""
-        return tuple(p.filled(self.subject) for p in self.same_subject)
-
-    @property
-    def portability_probes(self) -> tuple[Probe, ...]:
-        """Probes whose answers follow from the edit, with the subject in them."""
-        return tuple(p.filled(self.subject) for p in self.portability)
-
-    @property
-    def cross_lingual_probes(self) -> tuple[Probe, ...]:
-        """Probes in other languages, with the subject in their slot if they have one."""
-        return tuple(p.filled(self.subject) for p in self.cross_lingual)
-
-    @property
-    def locality_probes(self) -> tuple[Probe, ...]:
-        """Probes unrelated to the fact, with the subject in their slot if they have one."""
-        return tuple(p.filled(self.subject) for p in self.locality)
-
-    @property
-    def keep_probes(self) -> tuple[Probe, ...]:
-        """Probes whose answers must not change, with the subject in their slot if they have one."""
-        return tuple(p.filled(self.subject) for p in self.keep)
+        The object that a probe of `neighbors` leaves out is `previous`.
+        """
+        target = self.previous if field == "neighbors" else None
+        return tuple(probe.filled(self.subject, target) for probe in getattr(self, field))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fact in ffedit's own form, ready for JSON, without its empty fields."""
@@ -345,7 +315,7 @@ def check_facts(facts: Sequence[Fact]) -> None:
             f"two facts give {first.text!r} the objects {first.new_object!r} and {second.new_object!r}; keep one"
         )
     stated = {normalised(text): fact for fact in facts for text, _ in fact.statements}
-    for probe in (probe for fact in facts for probe in fact.keep_probes):
+    for probe in (probe for fact in facts for probe in fact.probes("keep")):
         if (fact := stated.get(normalised(probe.prompt))) is not None:
             raise EditError(
                 f"{probe.prompt!r} is a prompt to keep and a fact with target {fact.new_object!r}; leave one out"

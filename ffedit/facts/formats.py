@@ -114,7 +114,7 @@ def parse(record: object, shape: Shape = ANY) -> Parsed:
     for language, other in others.items():
         try:
             asked = _Reading(other, ANY).fact()
-            texts = (asked.text, *asked.paraphrase_texts)
+            texts = (asked.text, *asked.texts("paraphrases"))
             probes = tuple(Probe(text, asked.new_object, language, asked.target_aliases) for text in texts)
             facts[0] = dataclasses.replace(facts[0], cross_lingual=facts[0].cross_lingual + probes)
         except FactError as error:

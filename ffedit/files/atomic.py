@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ffedit.errors import EditError, brief
-from ffedit.files.placing import Placing, beside, named_errors, refuse_existing, sweep, together
+from ffedit.files.placing import beside, named_errors, placed, refuse_existing, sweep
 
 Read = TypeVar("Read")
 
@@ -97,8 +97,7 @@ def write_file(target: Path, write: Callable[[Path], object]) -> None:
 @contextmanager
 def ready(target: Path, write: Callable[[Path], object]) -> Iterator[None]:
     """Let `write` make a temporary file that becomes `target` when the block ends without an error; else delete it."""
-    with together() as placing:
-        made = placing.new(behind_links(target))  # a link stays: what it points to is replaced
+    with placed(behind_links(target)) as made:  # a link stays: what it points to is replaced
         with named_errors(target):
             write(made)
         yield
@@ -107,18 +106,12 @@ def ready(target: Path, write: Callable[[Path], object]) -> Iterator[None]:
 @contextmanager
 def written(target: Path, force: bool = False) -> Iterator[Path]:
     """Yield a temporary folder that becomes `target` when the block ends without an error, and is deleted otherwise."""
-    with together() as placing, named_errors(target):
-        yield make_folder(placing, target, force)
-
-
-def make_folder(placing: Placing, target: Path, force: bool = False) -> Path:
-    """Return a new folder that takes the path `target` with `placing`."""
     check_free(target, force)
     with named_errors(target):
         target.absolute().parent.mkdir(parents=True, exist_ok=True)
-        made = placing.new(target, force)
-        made.mkdir()
-    return made
+        with placed(target, force) as made:
+            made.mkdir()
+            yield made
 
 
 def refuse_link(path: Path, base: Path) -> None:

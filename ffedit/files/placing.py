@@ -1,13 +1,12 @@
-"""Temporary folders that no kill leaves behind for good, and results that take their places together.
+"""Temporary folders that no kill leaves behind for good, and results that take their places whole.
 
 What is written is made in a temporary folder beside its target and moved there when it is complete. The folder is
 locked while its process lives, and a process that is killed releases its locks: so whoever writes there next can tell
 an abandoned folder from another process's, and deletes it (`sweep`).
 
 One move is one step of the file system. To replace a folder takes two: the old one is moved into the temporary
-folder, under its name, and then the new one to its place. Where a process is killed between them, the temporary folder
-says so by its content, and `sweep` makes the second move. Several results are moved one after the other when all of
-them are complete; where one cannot be moved, those before it are moved back.
+folder, under its name, and then the new one to its place; where that fails, the old one is moved back. Where a process
+is killed between them, the temporary folder says so by its content, and `sweep` makes the second move.
 """
 
 from __future__ import annotations
@@ -137,68 +136,39 @@ def _recover(folder: Path) -> None:
 # Moves --------------------------------------------------------------------------------------------
 
 
-def _move(made: Path, target: Path, keep: bool) -> None:
-    """Move a complete result to its target; a folder that is there, or with `keep` a file, goes beside `made`."""
-    if target.is_dir() or (keep and target.exists()):
-        (old := made.with_name(OLD)).mkdir()
-        os.replace(target, old / target.name)
-    os.replace(made, target)
-
-
-def _move_back(made: Path, target: Path) -> None:
-    """Put everything back that `_move` has moved, as far as it came."""
-    if not made.exists():
-        os.replace(target, made)
-    if (old := made.with_name(OLD) / target.name).exists():
-        os.replace(old, target)
-
-
 def refuse_existing(target: Path) -> None:
     """Refuse a target that exists, unless it is an empty folder (EditError)."""
     if target.exists() and not (target.is_dir() and not any(target.iterdir())):
         raise EditError(f"{target}: exists already; name another folder, or replace it with --force")
 
 
-class Placing:
-    """Results that take their places together; each is made at the path that `new` returns."""
-
-    def __init__(self, folders: ExitStack) -> None:
-        self._folders = folders
-        self._targets: dict[Path, tuple[Path, bool]] = {}  # target and `force`, by the path where each is made
-
-    def new(self, target: Path, force: bool = False) -> Path:
-        """Return the path in a new temporary folder at which `target` is to be made.
-
-        A file replaces what is there; a folder does so with `force`, else it is refused where another process has made
-        `target` meanwhile.
-        """
-        with named_errors(target):
-            made = self._folders.enter_context(beside(target)) / f"{MADE}{target.suffix}"
-        self._targets[made] = target, force
-        return made
-
-    def place(self) -> None:
-        """Move all results to their targets; EditError where that cannot be, and everything is as before then."""
-        for made, (target, force) in self._targets.items():
-            with named_errors(target):
-                _set_permissions(made)
-                if made.is_dir() and not force:
-                    refuse_existing(target)
-        with delay_interrupt(), ExitStack() as back:
-            for made, (target, _) in self._targets.items():
-                back.callback(_move_back, made, target.absolute())
-                with named_errors(target):
-                    _move(made, target.absolute(), keep=len(self._targets) > 1)
-            back.pop_all()  # all are moved, and stay
-
-
 @contextmanager
-def together() -> Iterator[Placing]:
-    """Yield a `Placing`, whose results are placed when the block ends without an error, and are deleted otherwise."""
-    with ExitStack() as folders:
-        placing = Placing(folders)
-        yield placing
-        placing.place()
+def placed(target: Path, force: bool = False) -> Iterator[Path]:
+    """Yield a path to make a file or folder at, which takes the path `target` if the block ends without an error.
+
+    A file replaces what is there; a folder does so with `force`, else it is refused where another process has made
+    `target` meanwhile. Where it cannot be moved (EditError), everything is as before.
+    """
+    at = target.absolute()
+    with ExitStack() as stack:
+        with named_errors(target):
+            folder = stack.enter_context(beside(at))
+        made, old = folder / f"{MADE}{target.suffix}", folder / OLD / target.name
+        yield made
+        with named_errors(target):
+            _set_permissions(made)
+            if made.is_dir() and not force:
+                refuse_existing(target)
+            with delay_interrupt():
+                if at.is_dir():
+                    old.parent.mkdir()
+                    os.replace(at, old)
+                try:
+                    os.replace(made, at)
+                except OSError:
+                    if old.exists():
+                        os.replace(old, at)
+                    raise
 
 
 def _set_permissions(made: Path) -> None:

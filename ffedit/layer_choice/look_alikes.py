@@ -35,10 +35,10 @@ def neighbor_subjects(fact: Fact) -> list[str]:
     around it; or else it is the longest built-in name in the prompt. Where neither is there, it has none.
     """
     around = []
-    for text in (fact.text, *fact.paraphrase_texts):
+    for text in (fact.text, *fact.texts("paraphrases")):
         spans = [fact.span] if text == fact.text else list(occurrences(text, fact.subject))[:1]
         around += [(text[:start], text[end:]) for start, end in spans]
-    found = dict.fromkeys(_subject(probe.prompt, around) for probe in fact.neighbor_probes)
+    found = dict.fromkeys(_subject(probe.prompt, around) for probe in fact.probes("neighbors"))
     return [name for name in found if name and not alike(name, fact.subject)]
 
 

@@ -25,7 +25,7 @@ import transformers
 from ffedit.errors import ModelError
 from ffedit.files import cache
 from ffedit.files.atomic import os_errors
-from ffedit.files.placing import claimed, named_errors, together
+from ffedit.files.placing import claimed, named_errors, placed
 from ffedit.files.seal import file_checksum, sealed, unsealed
 from ffedit.files.shards import gguf_parts
 from ffedit.inference.precision import FASTER, bfloat16_speed
@@ -230,8 +230,8 @@ def _convert(name: str, file: Path, folder: Path, weights: bool, progress: Progr
         "license": entry(reader, "general.license"),
         "converted": f"transformers {transformers.__version__}, gguf {importlib.metadata.version('gguf')}",
     }
-    with together() as placing, named_errors(folder), quiet():
-        made = placing.new(folder, force=True)  # half a folder is replaced, whatever is in it
+    # Half a folder is replaced, whatever is in it.
+    with placed(folder, force=True) as made, named_errors(folder), quiet():
         made.mkdir()
         with os_errors():
             (config if model is None else model).save_pretrained(made)

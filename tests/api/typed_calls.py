@@ -51,11 +51,12 @@ def steps(folder: Path) -> None:
     memory = ffedit.inspect_memory(editable, "1.2", top=3)
     assert rate and traces.site and view.prediction and memory.triggers
     edit.save(folder / "edit", force=True)
-    ffedit.export(editable, Edit.load(folder / "edit"), folder / "out", format="adapter", verify="tensors")
+    ffedit.export(editable, Edit.load(folder / "edit"), folder / "out", format="adapter")
     ffedit.undo(folder / "out", folder / "before", edit=0)
     ffedit.bench(editable, [fact], ["rome", "memit"], "sequential", folder / "bench", full=False)
-    again: Edit = ffedit.edit_from_diff(editable, ffedit.diff("gpt2", folder / "out", rank=1))
-    ffedit.EditError.require(again, Edit, "an edit was expected")
+    identical: bool = ffedit.diff("gpt2", folder / "out").identical
+    assert not identical
+    ffedit.EditError.require(edit, Edit, "an edit was expected")
 
 
 def mistakes(editable: Editable, fact: Fact, edit: Edit, folder: Path) -> None:
@@ -67,7 +68,6 @@ def mistakes(editable: Editable, fact: Fact, edit: Edit, folder: Path) -> None:
     ffedit.edit(editable, fact, after=[edit])  # type: ignore[call-arg]
     ffedit.edit(editable, fact, config={"seed": 1})  # type: ignore[arg-type]
     ffedit.export(editable, edit, folder, format="lora")  # type: ignore[arg-type]
-    ffedit.export(editable, edit, folder, verify="all")  # type: ignore[arg-type]
 
 
 def solve(problem: Problem) -> LowRank:

@@ -15,10 +15,11 @@ from shell import ASKED, FACT, Ran, disk, forked
 from transformers import AutoModelForCausalLM
 
 import ffedit
-from ffedit import CheckError, Edit
+from ffedit import CheckError, Edit, EditError
 from ffedit.cli import apply as apply_command
 from ffedit.cli.surface import Surface
 from ffedit.evaluator import METRICS, NAMES
+from ffedit.exporter.embedded_edits import history
 
 __all__ = ["apply", "here", "run", "thorough_apply"]
 SCHEMA = Draft202012Validator(json.loads(Path(str(apply_command.__file__)).with_name("result.schema.json").read_text()))
@@ -248,13 +249,29 @@ def test_an_export_that_does_not_verify_leaves_nothing(
     assert done.code == 4 and done.err == "error: the logits differ; not exported\n" and disk(here) == before
 
 
+def test_where_the_edit_cannot_be_written_the_checkpoint_stays_complete(
+    apply: Command, here: Path, monkeypatch: pytest.MonkeyPatch, verified_here: list[Any]
+) -> None:
+    save = Edit.save
+
+    def full(edit: Edit, path: Path, **how: bool) -> None:
+        if path == Path("e"):
+            raise EditError("e: cannot be written (No space left on device)")
+        save(edit, path, **how)
+
+    monkeypatch.setattr(Edit, "save", full)
+    done = apply("bare.json", "--export", "x", "--out", "e")
+    assert done.code == 1 and "e: cannot be written" in done.err and not (here / "e").exists()
+    assert len(history(here / "x")) == len(verified_here) == 1
+
+
 def test_what_fails_is_named_and_not_the_file_that_waits(
     apply: Command, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*_: Any) -> None:
+    def fail(*_: Any, **__: Any) -> None:
         raise FileNotFoundError(2, "No such file or directory", "base/model.safetensors")
 
-    monkeypatch.setattr("ffedit.cli.work.applying.export_with", fail)
+    monkeypatch.setattr("ffedit.export", fail)
     before = disk(here)
     done = apply("bare.json", "--export", "x", "--json", "r.json", "--plot", "p.png")
     assert done.err == "error: base/model.safetensors: No such file or directory\n" and disk(here) == before

@@ -349,7 +349,7 @@ def test_state_space_models_have_no_value_matrix(
 def test_an_adapter_of_what_no_adapter_holds(refuses: Refuses, here: Path, model: Path) -> None:
     made(ffedit.load(model), {1: 2}, dense=True).save(here / "e")
     line = refuses("export", "e", "-m", model, "--out", "x", "--format", "adapter")
-    assert "layer 1 is dense" in line and "export a checkpoint or a delta" in line
+    assert "layer 1 is dense" in line and "export a checkpoint (--format)" in line
 
 
 def test_a_model_that_is_not_here_is_told_at_once(

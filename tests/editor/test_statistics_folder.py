@@ -112,7 +112,10 @@ def test_statistics_of_the_base_serve_a_checkpoint_that_keeps_what_its_edits_cha
     of_base = ffedit.collect_stats(editable, [0, 1, 2], corpus=Corpus(text, 200))
     folder = ffedit.save_stats(of_base, tmp_path / "stats")
     first = write(editable, layer=0)
-    again = ffedit.load(ffedit.export(editable, first, tmp_path / "once", originals=kept, verify="tensors").folder)
+    once = ffedit.export(editable, first, tmp_path / "once").folder
+    if not kept:
+        (once / "ffedit_edits" / "originals.safetensors").unlink()
+    again = ffedit.load(once)
     before = zoo.snapshot(again)
     assert list(ffedit.load_stats(folder, again)) == [Address(layer) for layer in range(3 if kept else 1)]
     assert zoo.unchanged(again, before)

@@ -90,7 +90,7 @@ class Plain(PlainScores):
     def with_edit(self, fact: Fact) -> dict[str, float | None]:
         """CounterFact+: neighborhood success where the edit's sentence stands in front."""
         pairs = []
-        for probe in fact.neighbor_probes:
+        for probe in fact.probes("neighbors"):
             if not self.edits(probe, fact, fact.relation):
                 prompt = f"{fact.text} {fact.target}. {probe.prompt}"
                 pairs.append([self.answer(prompt, str(o))[0] for o in (probe.target, fact.target)])
@@ -102,7 +102,7 @@ class Plain(PlainScores):
     def portability(self, fact: Fact) -> tuple[dict[str, float | None], dict[str, float]]:
         """Whether any accepted answer is said, and the share of the first one's tokens; over all, and by kind."""
         said, tokens, kinds = [], [], [probe.kind for probe in fact.portability]
-        for probe in fact.portability_probes:
+        for probe in fact.probes("portability"):
             said.append(float(any(self.says(probe.prompt, name) for name in (str(probe.target), *probe.aliases))))
             tokens.append(fmean(self.answer(probe.prompt, str(probe.target))[1]))
         found = {"portability": said, "portability_token_accuracy": tokens}
@@ -117,7 +117,7 @@ class Plain(PlainScores):
     def locality(self, fact: Fact) -> dict[str, float | None]:
         """Unrelated questions: the tokens of the given answer (ROME), and what was said before the edit (KnowEdit)."""
         given, same, argmax = [], [], []
-        for probe in fact.locality_probes:
+        for probe in fact.probes("locality"):
             if self.edits(probe, fact, None):
                 continue
             own = self.tokenizer.decode(self.kept(f"own {probe.prompt}", self.greedy(probe.prompt, 1)))
@@ -221,7 +221,7 @@ def test_sampled_text_its_entropy_and_its_consistency(family: str, bos: bool, mo
         found = []
         for fact, one in zip(FACTS, scored, strict=True):
             texts = []
-            for prompt in fact.generation_texts:
+            for prompt in fact.texts("generation"):
                 numbers, said = drawn.pop(0)
                 assert plain.sampled(prompt, numbers) == said
                 texts.append(plain.text([*plain.tokenizer(prompt)["input_ids"], *said]))

@@ -56,7 +56,7 @@ def test_where_the_system_starts_no_process_one_line_says_so(
 
     monkeypatch.setattr(subprocess, "Popen", full)
     with pytest.raises(CheckError, match="could not be started"):
-        ffedit.export(base, edit, tmp_path / "out", verify="tensors")
+        ffedit.export(base, edit, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
@@ -79,7 +79,7 @@ def test_a_wrong_number_is_found(
         spoil(folder, name, 5)
 
     monkeypatch.setattr("ffedit.exporter.exporting.embed", spoiled)
-    assert told in refused(base, edit, tmp_path / "out", error=CheckError, verify="tensors")
+    assert told in refused(base, edit, tmp_path / "out", error=CheckError)
 
 
 @here
@@ -94,7 +94,7 @@ def test_a_missing_file_is_found(
         (folder / what).unlink()
 
     monkeypatch.setattr("ffedit.exporter.exporting.embed", forgetful)
-    refused(base, edit, tmp_path / "out", error=CheckError, verify="tensors")
+    refused(base, edit, tmp_path / "out", error=CheckError)
 
 
 SPOILED = """

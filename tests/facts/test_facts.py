@@ -63,11 +63,11 @@ def test_lists_and_plain_strings_become_tuples_and_probes() -> None:
         generation=iter(["{} is"]),
         case_id=0,
     )
-    assert fact.paraphrase_texts == ("See Eiffel Tower in",)
-    assert fact.generation_texts == ("Eiffel Tower is",)
+    assert fact.texts("paraphrases") == ("See Eiffel Tower in",)
+    assert fact.texts("generation") == ("Eiffel Tower is",)
     assert fact.neighbors == (Probe("Big Ben is in"), Probe("Colosseum is in", "Rome"))
-    assert fact.neighbor_probes == (Probe("Big Ben is in", "Paris"), Probe("Colosseum is in", "Rome"))
-    assert fact.same_subject_probes == (Probe("Eiffel Tower was built by"),)
+    assert fact.probes("neighbors") == (Probe("Big Ben is in", "Paris"), Probe("Colosseum is in", "Rome"))
+    assert fact.probes("same_subject") == (Probe("Eiffel Tower was built by"),)
     assert fact.case_id == "0"
     assert hash(fact) == hash(dataclasses.replace(fact)) and pickle.loads(pickle.dumps(fact)) == fact
 

@@ -20,7 +20,7 @@ ALSO = ["You can see {} in", "Where is Old Mill? In"]
 def test_keep_and_also_are_read_from_a_file_and_written_back_as_they_were(tmp_path: Path) -> None:
     (tmp_path / "facts.json").write_text(json.dumps({**MILL, "keep": KEEP, "also": ALSO}))
     (fact,) = read_facts(tmp_path / "facts.json")
-    assert [probe.prompt for probe in fact.keep_probes] == [
+    assert [probe.prompt for probe in fact.probes("keep")] == [
         "Old Mill was built in",
         "The owner of Old Mill is",
         "Red Mill lies in",

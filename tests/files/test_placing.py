@@ -1,22 +1,19 @@
-"""What a kill leaves is cleared or finished by the next run; results take their places together, or none does."""
+"""What a kill leaves is cleared or finished by the next run; a result takes its place whole, or not at all."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import signal
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from shell import disk
 
 from ffedit import EditError
-from ffedit.files import placing
-from ffedit.files.atomic import check_file, check_free, make_folder, read_whole, write_text, written
-from ffedit.files.placing import beside, sweep, together
+from ffedit.files.atomic import check_file, check_free, read_whole, write_text, written
+from ffedit.files.placing import beside, placed, sweep
 
 UNFINISHED = ".unfinished"
 
@@ -36,29 +33,9 @@ def die(*_: object) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-@contextmanager
-def dying_at(move: int) -> Iterator[None]:
-    """Let a process die before its n-th move."""
-    made, make = [0], placing._move
-
-    def counted(*where: Any, **how: Any) -> None:
-        made[0] += 1
-        die() if made[0] == move else make(*where, **how)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(placing, "_move", counted)
-        yield
-
-
 def folder_of(path: Path, text: str) -> None:
     path.mkdir()
     (path / "file.safetensors").write_text(text)
-
-
-def place_both(edit: Path, model: Path, text: str, force: bool) -> None:
-    with together() as results:
-        (make_folder(results, model, force) / "file.safetensors").write_text(text)
-        (make_folder(results, edit, force) / "file.safetensors").write_text(text)
 
 
 # What is left ---------------------------------------------------------------------------------------------
@@ -116,32 +93,7 @@ def test_names_as_long_as_a_file_system_takes_them_are_written(tmp_path: Path) -
     assert (tmp_path / ("é" * 127)).read_text() == "text"
 
 
-# Together -------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("move", [1, 2])
-@pytest.mark.parametrize("force", [False, True])
-def test_each_of_two_results_of_a_killed_process_is_new_or_as_before(move: int, force: bool, tmp_path: Path) -> None:
-    edit, model = tmp_path / "edit", tmp_path / "model"
-    for target in (edit, model) if force else ():
-        folder_of(target, "old")
-    before = disk(tmp_path)
-
-    def work() -> None:
-        with dying_at(move):
-            place_both(edit, model, "new", force)
-
-    killed(work)
-    for target in (edit, model):
-        check_free(target, True)
-    moved = {"model", "model/file.safetensors"} if move == 2 else set()
-    assert disk(tmp_path).keys() == before.keys() | moved
-    assert not moved or (model / "file.safetensors").read_text() == "new"
-    assert {name: what for name, what in disk(tmp_path).items() if name not in moved} == {
-        name: what for name, what in before.items() if name not in moved
-    }
-    place_both(edit, model, "new", True)
-    assert (edit / "file.safetensors").read_text() == (model / "file.safetensors").read_text() == "new"
+# Moves ----------------------------------------------------------------------------------------------------
 
 
 def killed_while_it_replaces(out: Path) -> None:
@@ -172,21 +124,20 @@ def test_what_was_put_there_after_a_kill_is_not_replaced(tmp_path: Path) -> None
     assert (tmp_path / "out" / "file.safetensors").read_text() == "by hand" and len(list(tmp_path.iterdir())) == 1
 
 
-def test_where_one_cannot_be_moved_all_is_as_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_it_cannot_be_moved_the_old_folder_is_put_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder_of(tmp_path / "model", "old")
-    write_text(tmp_path / "model.gguf", "old")
     before, replace = disk(tmp_path), os.replace
 
     def refusing(source: Path, target: Path) -> None:
-        if Path(target).name == "edit":
+        if Path(source).name == "made":
+            assert not (tmp_path / "model").exists(), "the old one was moved away"
             raise OSError(28, "No space left on device")
         replace(source, target)
 
     monkeypatch.setattr(os, "replace", refusing)
-    with pytest.raises(EditError, match=r"edit: cannot be written \(No space"), together() as results:
-        results.new(tmp_path / "model.gguf").write_text("new")
-        (make_folder(results, tmp_path / "model", True) / "file.safetensors").write_text("new")
-        make_folder(results, tmp_path / "edit")
+    with pytest.raises(EditError, match=r"model: cannot be written \(No space"):  # noqa: SIM117
+        with written(tmp_path / "model", force=True) as made:
+            (made / "file.safetensors").write_text("new")
     assert disk(tmp_path) == before
 
 
@@ -197,23 +148,22 @@ def test_without_force_what_another_process_has_made_meanwhile_stays(tmp_path: P
     assert (tmp_path / "out" / "file.safetensors").read_text() == "another's" and len(list(tmp_path.iterdir())) == 1
 
 
-def test_placing_no_results_leaves_no_file(tmp_path: Path) -> None:
-    with together():
-        pass
-    assert not list(tmp_path.iterdir())
+def test_an_interrupt_while_a_folder_is_replaced_waits_for_the_last_move(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replace = os.replace
 
-
-def test_an_interrupt_while_results_are_moved_waits_for_the_last(tmp_path: Path) -> None:
-    make = placing._move
-
-    def interrupted(*where: Any, **how: Any) -> None:
+    def interrupted(source: Path, target: Path) -> None:
         signal.raise_signal(signal.SIGINT)
-        make(*where, **how)
+        replace(source, target)
 
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(placing, "_move", interrupted)
-        place_both(tmp_path / "edit", tmp_path / "model", "new", False)
-    assert disk(tmp_path).keys() == {"edit", "edit/file.safetensors", "model", "model/file.safetensors"}
+    folder_of(tmp_path / "model", "old")
+    monkeypatch.setattr(os, "replace", interrupted)
+    with pytest.raises(KeyboardInterrupt):  # noqa: SIM117
+        with written(tmp_path / "model", force=True) as made:
+            (made / "file.safetensors").write_text("new")
+    assert disk(tmp_path).keys() == {"model", "model/file.safetensors"}
+    assert (tmp_path / "model" / "file.safetensors").read_text() == "new"
 
 
 # Reading --------------------------------------------------------------------------------------------------
@@ -250,8 +200,7 @@ def test_what_the_system_refuses_to_delete_once_is_in_no_result(
             plainly(path, ignore_errors=ignore_errors)
 
     monkeypatch.setattr(shutil, "rmtree", once)
-    with together() as results:
-        made = results.new(tmp_path / "result")
+    with placed(tmp_path / "result") as made:
         (made / "deep").mkdir(parents=True)
         write_text(made / "deep" / "file", "whole")
     assert refused and [str(p.relative_to(tmp_path)) for p in sorted(tmp_path.rglob("*"))] == [

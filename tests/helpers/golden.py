@@ -95,10 +95,9 @@ def make(folder: Path, place: Path) -> None:
         edit.noted(model="micro").save(folder / "edits" / name)
     stats = ffedit.collect_stats(editable, [LAYER], corpus=CORPUS)
     ffedit.save_stats(stats, folder / "stats")
-    first = ffedit.export(base, rome, place / "first", verify="tensors").folder
-    ffedit.export(first, memit, folder / "checkpoint", verify="tensors")
-    for format in ("adapter", "delta"):
-        ffedit.export(base, rome, folder / format, format=format, verify="tensors")
+    first = ffedit.export(base, rome, place / "first").folder
+    ffedit.export(first, memit, folder / "checkpoint")
+    ffedit.export(base, rome, folder / "adapter", format="adapter")
     (folder / "recipe.yaml").write_text(to_yaml(recipe_of(rome.noted(model="micro")), rome), encoding="utf-8")
     trace = ffedit.locate(editable, FACT, samples=2)
     (folder / "trace.json").write_text(json.dumps(trace.to_dict()) + "\n", encoding="utf-8")

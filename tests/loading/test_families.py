@@ -50,7 +50,7 @@ def test_a_fresh_process_sees_the_logits_of_the_edited_model(family: str) -> Non
 @every_family
 def test_an_adapter_gives_the_same_logits_or_says_why_it_cannot(family: str) -> None:
     told = families.case(family).adapter
-    assert ("export a checkpoint or a delta" in told) == bool(told) == (family in NO_ADAPTER) and "\n" not in told
+    assert ("export a checkpoint (--format)" in told) == bool(told) == (family in NO_ADAPTER) and "\n" not in told
 
 
 @every_family

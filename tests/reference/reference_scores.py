@@ -30,7 +30,7 @@ class PlainScores:
 
     def __init__(self, model: Any, tokenizer: Any, facts: Sequence[Fact]) -> None:
         self.model, self.tokenizer, self.facts = model, tokenizer, facts
-        self.edited = {text.strip() for fact in facts for text in (fact.text, *fact.paraphrase_texts)}
+        self.edited = {text.strip() for fact in facts for text in (fact.text, *fact.texts("paraphrases"))}
         self.usual: dict[str, Tensor] = {}
 
     @torch.no_grad()
@@ -115,18 +115,20 @@ class PlainScores:
     def scores(self, fact: Fact) -> dict[str, float | None]:
         """Of one fact, whose old object and probes' answers are all given, but perhaps those of locality."""
         new, old = fact.new_object, str(fact.previous)
-        neighbors = [(p.prompt, str(p.target)) for p in fact.neighbor_probes if not self.edits(p, fact, fact.relation)]
-        same = [(p.prompt, str(p.target)) for p in fact.same_subject_probes if not self.edits(p, fact, None)]
-        far = [(p.prompt, p.target) for p in fact.locality_probes if p.target and not self.edits(p, fact, None)]
+        neighbors = [
+            (p.prompt, str(p.target)) for p in fact.probes("neighbors") if not self.edits(p, fact, fact.relation)
+        ]
+        same = [(p.prompt, str(p.target)) for p in fact.probes("same_subject") if not self.edits(p, fact, None)]
+        far = [(p.prompt, p.target) for p in fact.probes("locality") if p.target and not self.edits(p, fact, None)]
         own, other = self.answer(fact.text, new), self.answer(fact.text, old)
-        paraphrases = [(self.answer(x, new), self.answer(x, old)) for x in fact.paraphrase_texts]
+        paraphrases = [(self.answer(x, new), self.answer(x, old)) for x in fact.texts("paraphrases")]
         near = [(self.answer(x, true)[0], self.answer(x, new)[0]) for x, true in neighbors]
         beside = [(self.answer(x, true)[0], self.answer(x, new)[0]) for x, true in same]
         efficacy = float(own[0] < other[0])
         paraphrase = mean([a[0] < b[0] for a, b in paraphrases])
         specificity = mean([a < b for a, b in near])
         three = [efficacy, paraphrase, specificity]
-        texts = [ids for x in (fact.text, *fact.paraphrase_texts) if (ids := self.text(x, new))]
+        texts = [ids for x in (fact.text, *fact.texts("paraphrases")) if (ids := self.text(x, new))]
         return {
             "efficacy": efficacy,
             "paraphrase": paraphrase,
@@ -140,7 +142,7 @@ class PlainScores:
             "token_accuracy": mean(own[1]),
             "paraphrase_token_accuracy": mean([fmean(a[1]) for a, _ in paraphrases]),
             "generation": float(self.gives(fact.text, new, old)),
-            "paraphrase_generation": mean([self.gives(x, new, old) for x in fact.paraphrase_texts]),
+            "paraphrase_generation": mean([self.gives(x, new, old) for x in fact.texts("paraphrases")]),
             "same_subject": mean([self.gives(x, true, new) for x, true in same]),
             "locality_token_accuracy": mean([fmean(self.answer(x, true)[1]) for x, true in far]),
             "degenerate": mean([self.degenerate(ids) for ids in texts]),

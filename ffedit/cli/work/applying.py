@@ -36,14 +36,12 @@ from ffedit.editor.recipe import recipe_of, to_yaml
 from ffedit.editor.statistics import in_cache
 from ffedit.evaluator import METRICS, Report, questions
 from ffedit.exporter import packed_edit
-from ffedit.exporter.exporting import export_with
 from ffedit.exporter.gguf import source_file
 from ffedit.facts.fact import Fact, by_subject
 from ffedit.facts.fact_token import FactToken, check_word
 from ffedit.facts.reading import LeftOutRecords
 from ffedit.facts.text import counted, quoted
 from ffedit.files.atomic import text_ready, write_text
-from ffedit.files.placing import together
 from ffedit.inference.corpus import Corpus
 from ffedit.inference.distributed import process_group
 from ffedit.layer_choice.choose import Found, find_layer, known_layer, spread_below
@@ -260,12 +258,11 @@ def pictures_ready(destinations: Destinations, applied: Mapping[str, Any], choic
 
 
 def save(destinations: Destinations, editable: Editable, edit: Edit) -> None:
-    """Write the folders, which take their paths together; first the checkpoint, whose export may be refused."""
-    with together() as placing:
-        if destinations.export_to is not None:
-            export_with(placing, editable, edit, destinations.export_to, destinations.force)
-        if destinations.out is not None:
-            edit.save_with(placing, destinations.out, destinations.force)
+    """Write the folders; first the checkpoint, whose export may be refused."""
+    if destinations.export_to is not None:
+        ffedit.export(editable, edit, destinations.export_to, force=destinations.force)
+    if destinations.out is not None:
+        edit.save(destinations.out, force=destinations.force)
     if destinations.save_recipe is not None:
         folders = {"out": destinations.out, "export": destinations.export_to}
         goes_to = {name: str(path) for name, path in folders.items() if path is not None}

@@ -133,7 +133,6 @@ def written(done: Exported) -> dict[str, Any]:
     return {
         "folder": str(done.folder),
         "edit": done.edit.fingerprint(),
-        "exact": done.exact,
         "bytes": done.moved and asdict(done.moved),
         "verified": {name: getattr(done.checked, name) for name in ("tensors", "logits", "peft")},
         **({"gguf": [matrix.to_dict() for matrix in done.packed]} if done.packed else {}),

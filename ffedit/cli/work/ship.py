@@ -15,12 +15,12 @@ from ffedit.display.terminal.diff import diff_view
 from ffedit.display.terminal.shipped import shipped
 
 
-def export(edit_from: Path, out: Path, model: str | None, no_originals: bool, surface: Surface, **how: Any) -> None:
+def export(edit_from: Path, out: Path, model: str | None, surface: Surface, **how: Any) -> None:
     """Write the edit of a folder into its base; `how` are options of `ffedit.export`."""
     edit = ffedit.Edit.load(edit_from)
     with base_of(edit, model) as base:
-        done = ffedit.export(base, edit, out, originals=not no_originals, **how)
-    can_ask = edit.facts and how["format"] not in ("adapter", "delta")
+        done = ffedit.export(base, edit, out, **how)
+    can_ask = edit.facts and how["format"] != "adapter"
     ask = next_commands(join(["ffedit", "ask", edit.facts[0].text, "--model", str(out)])) if can_ask else None
     surface.show(shipped(done), ask)
     surface.write_json(written(done))
@@ -33,13 +33,9 @@ def undo(checkpoint: str, out: Path, surface: Surface, **how: Any) -> None:
     surface.write_json(written(done))
 
 
-def diff(base: str, edited: str, rank: int | None, out: Path | None, force: bool, surface: Surface) -> None:
-    """Compare two checkpoints, and save what differs as an edit of the first, in the folder `out`."""
+def diff(base: str, edited: str, surface: Surface) -> None:
+    """Compare two checkpoints."""
     with surface.progress() as progress:
-        difference = ffedit.diff(base, edited, rank=rank, progress=progress)
+        difference = ffedit.diff(base, edited, progress=progress)
     surface.show(diff_view(difference))
-    if out is not None:
-        edit = ffedit.edit_from_diff(ffedit.load(base), difference)
-        edit.save(out, force=force)
-        surface.show(f"Saved an edit of rank {edit.rank} in {out}.")
     surface.write_json(difference.to_dict())

@@ -39,19 +39,12 @@ def diff_view(diff: Diff) -> Group:
 
 
 def _changes(changes: Sequence[Change]) -> RenderableType:
-    numbers = right("shape", "dtype", "rank", "‖Δ‖", "‖Δ‖ / ‖W‖", "changed")
+    numbers = right("shape", "dtype", "‖Δ‖", "‖Δ‖ / ‖W‖", "changed")
     table = plain_table(Column("tensor", overflow="fold", min_width=16), *numbers)
     shown = sorted(changes, key=lambda change: -change.norm_ratio)[:MOST_CHANGES]
     for change in shown:
-        sign = "≥ " if change.more else "" if change.exact else "~ "
-        rank = "" if change.rank is None else f"{sign}{change.rank}"
-        cells = [change.name, " × ".join(map(str, change.shape)), change.dtype, rank]
+        cells = [change.name, " × ".join(map(str, change.shape)), change.dtype]
         table.add_row(*map(Text, [*cells, f"{change.norm:.3g}", f"{change.norm_ratio:.2%}", share(change.share)]))
-    lines = ["rank: singular values of Δ above the rounding noise of the stored dtype"]
-    if any(change.rank is not None and not change.exact and not change.more for change in shown):
-        lines.append("~: many entries rounded back to what they were, so the rank is an estimate")
-    if any(change.more for change in shown):
-        lines.append("≥: larger ranks were not looked for")
-    if len(changes) > len(shown):
-        lines.insert(0, f"… and {len(changes) - len(shown)} more, which changed less")
-    return Group(table, notes(lines))
+    if len(changes) == len(shown):
+        return table
+    return Group(table, notes([f"… and {len(changes) - len(shown)} more, which changed less"]))

@@ -15,9 +15,8 @@ from ffedit.facts.text import counted
 
 def shipped(done: Exported, undone: bool = False) -> Text:
     """Render the folder written, the bytes rewritten, copied and linked, and the check in a fresh process."""
-    lines = [f"{done.folder}: {'edit ' + done.edit.fingerprint() + ' undone' if undone else 'written'}"]
-    if undone:
-        lines[0] += ", bit for bit" if done.exact else " by subtraction: not exactly what it was"
+    what = f"edit {done.edit.fingerprint()} undone, bit for bit" if undone else "written"
+    lines = [f"{done.folder}: {what}"]
     if done.moved is not None:
         rewritten, copied, linked = map(decimal, (done.moved.rewritten, done.moved.copied, done.moved.linked))
         lines.append(f"{rewritten} of weights rewritten; files of {copied} copied, {linked} linked")
