@@ -12,6 +12,8 @@ from typing import Any
 
 import rich_click as click
 import yaml
+from yaml.composer import ComposerError
+from yaml.constructor import ConstructorError
 
 from ffedit.cli.apply import apply
 from ffedit.cli.options import FILE, LOADING
@@ -57,14 +59,10 @@ def read_recipe(path: Path) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError) as error:
         raise EditError(f"{path}: cannot be read ({error})") from error
     try:
-        for event in yaml.parse(text, yaml.SafeLoader):
-            if isinstance(event, yaml.AliasEvent):  # aliases of aliases would be any number of values
-                raise EditError(f"{path}{_line(event.start_mark)}: *{event.anchor} is an alias; write the value out")
-        values = yaml.safe_load(text)
-    except FFEditError:
-        raise
+        values = RecipeLoader(text).get_single_data()
     except yaml.MarkedYAMLError as error:
-        raise EditError(f"{path}{_line(error.problem_mark)}: not YAML ({error.problem})") from error
+        line = "" if error.problem_mark is None else f":{error.problem_mark.line + 1}"
+        raise EditError(f"{path}{line}: not YAML of a recipe ({error.problem})") from error
     except Exception as error:  # a date that is none, brackets thousands deep, a tag that lies: PyYAML raises anything
         raise EditError(f"{path}: not YAML that can be read ({brief(error)})") from error
     if not isinstance(values, dict):
@@ -72,9 +70,24 @@ def read_recipe(path: Path) -> dict[str, Any]:
     return values
 
 
-def _line(mark: Any) -> str:
-    """Return the line of a mark of PyYAML's, from 1, behind a colon; nothing without one."""
-    return "" if mark is None else f":{mark.line + 1}"
+class RecipeLoader(yaml.SafeLoader):
+    """Reader of YAML in which each value is written out once: without aliases, and without a name that comes twice."""
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        """Compose a node; aliases of aliases would be any number of values."""
+        if self.check_event(yaml.AliasEvent):
+            event: Any = self.peek_event()  # type: ignore[no-untyped-call]
+            raise ComposerError(None, None, f"*{event.anchor} is an alias; write the value out", event.start_mark)
+        return super().compose_node(parent, index)
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """Construct a mapping; of two values of one name YAML would take the last."""
+        seen = set()
+        for key, _ in node.value:
+            if key.value in seen:
+                raise ConstructorError(None, None, f"{key.value} stands there twice", key.start_mark)
+            seen.add(key.value)
+        return super().construct_mapping(node, deep)
 
 
 def defaults(values: Mapping[str, Any]) -> dict[str, Any]:
