@@ -82,7 +82,7 @@ COURSES = {
                 *("--mode=sequential", "--methods=alphaedit", "--out=result", *QUICK),
             ),
         ),
-        Course("locate", ("locate", "facts.json", "--model=model", "--aggregate", "--save=result.npz", "--samples=2")),
+        Course("locate", ("locate", "facts.json", "--model=model", "--aggregate", "--json=result.json", "--samples=2")),
         Course("conversion", ("ask", "the Eiffel tower is in", "--model=tiny.gguf", "--tokens=1")),
         Course("cache clear", ("cache", "clear")),
     )
