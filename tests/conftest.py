@@ -16,11 +16,13 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 HERE = Path(__file__).parent
 # Files of half a minute and more, the longest first: the last worker to end would be waited for if it began one late.
 LONGEST = (
+    "loading/test_families.py",
+    "journeys/test_tutorials.py",
     "journeys/test_documents.py",
     "journeys/test_smollm2.py",
-    "cli/test_run.py",
+    "benchmark/test_resume.py",
+    "model/test_second_device.py",
     "journeys/test_added_packages.py",
-    "journeys/test_tutorials.py",
     "journeys/test_atlas.py",
 )
 
@@ -114,6 +116,13 @@ def verified_here(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     tasks: list[Any] = []
     monkeypatch.setattr("ffedit.exporter.exporting.check_fresh", lambda task: (tasks.append(task), check_here(task))[1])
     return tasks
+
+
+@pytest.fixture
+def tensors_only(verified_here: list[Any], monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Verify as `verified_here`, but load no model for its logits: for tests that compare all bytes themselves."""
+    monkeypatch.setattr("ffedit.exporter.verification.has_room", lambda size: False)
+    return verified_here
 
 
 @pytest.fixture(scope="session")

@@ -25,6 +25,8 @@ from ffedit.evaluator import Evaluation
 from ffedit.inference.names import names
 from ffedit.model.editable import Editable
 
+pytestmark = pytest.mark.usefixtures("warm_cache")  # what is in the cache shows in no result
+
 
 @pytest.fixture
 def editable() -> Editable:
@@ -63,7 +65,7 @@ def test_modes_are_read(text: str, mode: Mode) -> None:
 @pytest.mark.parametrize(
     "text", ["", "all", "batch", "batch:", "batch:0", "batch:x", "sequential:", "single:2", "batch:-1"]
 )
-def test_other_modes_are_refused(text: str) -> None:
+def test_unknown_modes_are_refused(text: str) -> None:
     with pytest.raises(EditError, match="single, batch:N or sequential"):
         Mode.parse(text)
 

@@ -21,6 +21,8 @@ from ffedit.cli.surface import Surface
 from ffedit.evaluator import METRICS, NAMES
 from ffedit.exporter.embedded_edits import history
 
+pytestmark = pytest.mark.usefixtures("warm_cache")  # what is in the cache shows in no result
+
 __all__ = ["apply", "here", "run", "thorough_apply"]
 SCHEMA = Draft202012Validator(json.loads(Path(str(apply_command.__file__)).with_name("result.schema.json").read_text()))
 RATES = ("efficacy", "paraphrase", "specificity", "same_subject")
@@ -265,9 +267,7 @@ def test_where_the_edit_cannot_be_written_the_checkpoint_stays_complete(
     assert len(history(here / "x")) == len(verified_here) == 1
 
 
-def test_what_fails_is_named_and_not_the_file_that_waits(
-    apply: Command, here: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_error_names_the_file_that_failed(apply: Command, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any, **__: Any) -> None:
         raise FileNotFoundError(2, "No such file or directory", "base/model.safetensors")
 
@@ -291,7 +291,7 @@ def test_a_picture_that_the_disk_has_no_room_for_takes_all_with_it(here: Path, m
         *(["bare.json", "--method", "magic"], ["bare.json", "--seed", "-1"], ["bare.json", "--seed", "9" * 30]),
     ],
 )
-def test_usage_errors(apply: Command, here: Path, words: list[str]) -> None:
+def test_wrong_options_exit_with_2(apply: Command, here: Path, words: list[str]) -> None:
     before = disk(here)
     done = apply(*words, "--out", "e")
     assert done.code == 2 and done.out == "" and disk(here) == before

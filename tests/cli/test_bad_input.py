@@ -93,7 +93,9 @@ def fact(**changes: Any) -> str:
         (f"[{fact()}, {fact(target='Madrid')}]", ["record 1", "'Rome' here and 'Madrid' in record 2"]),
     ],
 )
-def test_facts_that_cannot_be_used(apply: Refuses, here: Path, content: str | None, told: list[str]) -> None:
+def test_facts_that_cannot_be_used_are_refused_in_one_line(
+    apply: Refuses, here: Path, content: str | None, told: list[str]
+) -> None:
     if content is not None:
         (here / "facts.json").write_text(content)
     line = apply("facts.json", loads=False)
@@ -135,7 +137,7 @@ def test_probes_that_do_not_fit_are_found_before_the_work(
         ("the city of " * 30, [], "the model reads at most 64", True),
     ],
 )
-def test_what_cannot_be_protected(
+def test_what_cannot_be_protected_is_refused_in_one_line(
     apply: Refuses, here: Path, content: str | None, words: list[str], told: str, loads: bool
 ) -> None:
     if content is not None:
@@ -153,7 +155,9 @@ def test_what_cannot_be_protected(
         ({"also": ["it stands in"]}, "also 'it stands in' has neither {} nor the subject 'Eiffel tower'"),
     ],
 )
-def test_what_a_fact_cannot_keep_or_say(apply: Refuses, here: Path, changes: dict[str, Any], told: str) -> None:
+def test_what_a_fact_cannot_keep_or_say_is_refused_in_one_line(
+    apply: Refuses, here: Path, changes: dict[str, Any], told: str
+) -> None:
     (here / "facts.json").write_text(fact(**changes))
     assert told in apply("facts.json", loads=False)
 
@@ -177,7 +181,7 @@ def test_prompts_that_cannot_be_asked(refuses: Refuses, model: Path) -> None:
 
 
 @pytest.mark.parametrize("layers", ["3", "-1", "1-3", "2-1", "two", "0-", ""])
-def test_layers_that_are_not_there(apply: Refuses, layers: str) -> None:
+def test_layers_that_are_not_there_are_refused_in_one_line(apply: Refuses, layers: str) -> None:
     line = apply("fact.json", f"--layers={layers}", loads=True)
     assert "layers 0 to 2" in line or "auto, trace, one layer (4) or a range (3-8)" in line
 
@@ -299,7 +303,7 @@ BROKEN: dict[str, tuple[Callable[[Path], object], list[str]]] = {
 
 
 @pytest.mark.parametrize("case", BROKEN)
-def test_models_that_are_broken(refuses: Refuses, here: Path, case: str) -> None:
+def test_models_that_are_broken_are_refused_in_one_line(refuses: Refuses, here: Path, case: str) -> None:
     change, told = BROKEN[case]
     change(trained_folder(here / "broken"))
     line = refuses("apply", *ASKED, *OUTPUTS, "-m", "broken")

@@ -10,6 +10,8 @@ import pytest
 import zoo
 from shell import Ran, shell
 
+pytestmark = pytest.mark.usefixtures("warm_cache")  # what is in the cache shows in no result
+
 Command = Callable[..., Ran]
 
 

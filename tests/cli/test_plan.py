@@ -18,7 +18,7 @@ def planned(capsys: pytest.CaptureFixture[str], model: Path, *words: str | Path)
     return ran
 
 
-def test_it_writes_nothing_but_its_plan(capsys: pytest.CaptureFixture[str], model: Path, empty: Path) -> None:
+def test_a_dry_run_writes_only_its_plan(capsys: pytest.CaptureFixture[str], model: Path, empty: Path) -> None:
     ran = planned(capsys, model, *ASKED, "--layer", "1", "--out", "edit", "--export", "checkpoint")
     assert "edit, checkpoint, plan.json" in ran.out and "Layer 1: you asked for it." in ran.out
     assert [path.name for path in empty.iterdir()] == ["plan.json"]
@@ -27,7 +27,7 @@ def test_it_writes_nothing_but_its_plan(capsys: pytest.CaptureFixture[str], mode
 
 
 @pytest.mark.usefixtures("empty")
-def test_it_shows_how_a_file_is_read(capsys: pytest.CaptureFixture[str], model: Path) -> None:
+def test_a_dry_run_shows_each_fact_as_read(capsys: pytest.CaptureFixture[str], model: Path) -> None:
     record = {"concept": "Eiffel tower", "src": "the {} is located in", "alt": "Rome", "rephrase": ["the {} is in"]}
     records = [record, {**record, "concept": "Nile river"}, {**record, "src": "the city of {} is"}]
     Path("facts.jsonl").write_text("\n".join(map(json.dumps, records)))
@@ -39,7 +39,7 @@ def test_it_shows_how_a_file_is_read(capsys: pytest.CaptureFixture[str], model: 
 
 
 @pytest.mark.usefixtures("empty")
-def test_it_says_whether_text_has_to_be_read(capsys: pytest.CaptureFixture[str], model: Path) -> None:
+def test_a_plan_says_whether_statistics_are_in_the_cache(capsys: pytest.CaptureFixture[str], model: Path) -> None:
     said = []
     Path("text.txt").write_text("the tower of Rome is in the city " * 200)
     words = [*ASKED, "--layer", "1", "--corpus", "text.txt"]

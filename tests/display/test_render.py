@@ -340,13 +340,13 @@ def test_doctor_shows_the_environment(tmp_path: Path, monkeypatch: pytest.Monkey
     assert torch.__version__ in text and "cpu" in text and "cache 1 file, 2.0 kB, in" in text
 
 
-def test_errors_and_commands() -> None:
+def test_errors_are_one_line_and_commands_do_not_wrap() -> None:
     assert shown(error_line("no such [file]\n  here")) == "error: no such [file] here"
     command = f"ffedit ask '{'The Eiffel Tower ' * 9}' --edit rome.edit"
     assert next_commands(command).plain == f"Next:\n  {command}" and next_commands(command).no_wrap
 
 
-def test_numbers_and_tokens() -> None:
+def test_numbers_are_rounded_and_tokens_made_visible() -> None:
     found = [number(x) for x in (0.0, -0.0, 1e-5, 0.004, 0.005, -0.25, -0.003)]
     assert found == ["0.00", "0.00", "1e-05", "0.004", "0.01", "−0.25", "−0.003"]
     assert [token(t) for t in (" Tower", "\n", " ", "\x1b[31m")] == ["Tower", "\\n", "␣", "\\x1b[31m"]

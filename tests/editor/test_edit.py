@@ -18,6 +18,8 @@ from ffedit.model.editable import Editable
 from ffedit.model.hooks import capture
 from ffedit.model.tokenization import encode
 
+pytestmark = pytest.mark.usefixtures("warm_cache")  # what is in the cache shows in no result
+
 
 def at_subject(editable: Editable, layer: int, fact: Fact = FACT) -> tuple[Tensor, Tensor]:
     """What the value matrix receives and gives at the subject's last token, in a plain forward pass."""

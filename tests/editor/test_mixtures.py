@@ -32,6 +32,8 @@ from ffedit.model.hooks import capture
 from ffedit.model.memory import Address, identity
 from ffedit.model.tokenization import pad
 
+pytestmark = pytest.mark.usefixtures("warm_cache")  # what is in the cache shows in no result
+
 FACT = Fact("Eiffel tower", "the {} is located in", "Rome", "Paris")
 SECOND = Fact("Leo Tolstoy", "{} stands in", "France", "Germany")
 BARE = quick(contexts=0, kl_weight=0.0, steps=4, context_weight=0.0)

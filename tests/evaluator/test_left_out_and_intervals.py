@@ -110,7 +110,7 @@ def test_a_benchmark_has_the_intervals_by_kind(tmp_path: Path) -> None:
     assert tables["Locality and portability by kind"].count("[") == 3 * len(report.before.kinds)
 
 
-def test_both_gaps_stand_beside_each_other(tmp_path: Path) -> None:
+def test_free_and_teacher_forced_accuracy_are_both_reported(tmp_path: Path) -> None:
     """ "Paris Paris" is half right with teacher forcing, and never said."""
     editable = zoo.trained("gpt2")
     half = Fact("Eiffel tower", "the {} is located in", "Paris Egypt", "Rome")

@@ -29,7 +29,7 @@ from ffedit.files.tensor_ranges import contents, row_blocks
 __all__ = ["base", "edit", "editable"]
 FAMILIES = [("gpt2", torch.float32), ("llama", torch.bfloat16), ("gpt_neo", torch.float16)]
 families = pytest.mark.parametrize(("family", "dtype"), FAMILIES)
-here = pytest.mark.usefixtures("verified_here")
+here = pytest.mark.usefixtures("tensors_only")
 
 
 # What is written ----------------------------------------------------------------------------------
@@ -65,7 +65,7 @@ def test_a_loaded_model_goes_the_same_way(
     assert disk(out) == disk(ffedit.export(editable, edit, tmp_path / "b").folder)
 
 
-@here
+@pytest.mark.usefixtures("verified_here")
 def test_no_model_is_loaded_where_it_takes_half_of_the_free_memory(
     base: Path, edit: Edit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -26,7 +26,7 @@ here = pytest.mark.usefixtures("verified_here")
 
 
 @here
-def test_bases_that_cannot_be_used(edit: Edit, tmp_path: Path) -> None:
+def test_bases_that_cannot_be_used_are_refused_in_one_line(edit: Edit, tmp_path: Path) -> None:
     base = on_disk("gpt2", tmp_path / "base", shards="1GB")
     good = load_file(base / "model.safetensors")
     name = "transformer.h.1.mlp.c_proj.weight"
@@ -55,7 +55,9 @@ def test_bases_that_cannot_be_used(edit: Edit, tmp_path: Path) -> None:
 
 
 @here
-def test_numbers_that_the_base_cannot_hold(base: Path, editable: ffedit.Editable, tmp_path: Path) -> None:
+def test_numbers_that_the_base_cannot_hold_are_refused_in_one_line(
+    base: Path, editable: ffedit.Editable, tmp_path: Path
+) -> None:
     half = on_disk("gpt2", tmp_path / "half", torch.float16)
     large = made(zoo.build("gpt2", True, torch.float16), {1: 1}, size=1e5)
     assert "too large" in refused(half, large, tmp_path / "out")

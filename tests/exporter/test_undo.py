@@ -20,7 +20,7 @@ from ffedit.exporter.embedded_edits import read_originals
 from ffedit.files.tensor_ranges import contents
 
 THIRD = Fact("Nile river", "{} stands in", "Rome")
-pytestmark = pytest.mark.usefixtures("verified_here")
+pytestmark = pytest.mark.usefixtures("tensors_only")
 
 
 @pytest.fixture(scope="module")
@@ -77,8 +77,11 @@ def test_undone_in_any_order_it_is_as_if_never_written(base: Path, edits: list[E
         assert contents(folder).keys() == contents(base).keys()
 
 
-def test_the_last_is_undone_unless_another_is_named(base: Path, edits: list[Edit], tmp_path: Path) -> None:
+def test_the_last_is_undone_unless_another_is_named(
+    base: Path, edits: list[Edit], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = exported(base, edits, tmp_path)
+    monkeypatch.setattr("ffedit.exporter.verification.has_room", lambda size: True)  # logits are compared, too
     editable = ffedit.load(base)
     done = ffedit.undo(folder, tmp_path / "last")
     assert done.edit.fingerprint() == edits[2].fingerprint() and done.checked.logits
@@ -108,7 +111,7 @@ def test_what_is_not_there_cannot_be_undone(base: Path, edits: list[Edit], tmp_p
     assert "exists already" in refused(folder, once)
 
 
-def test_without_originals_nothing_is_undone(base: Path, edits: list[Edit], tmp_path: Path) -> None:
+def test_an_undo_without_originals_is_refused(base: Path, edits: list[Edit], tmp_path: Path) -> None:
     folder = without_originals(exported(base, edits[:1], tmp_path))
     assert "its original is missing" in refused(folder, tmp_path / "out")
 
@@ -130,7 +133,7 @@ def test_a_checkpoint_without_originals_knows_its_edits(base: Path, edits: list[
     assert zoo.unchanged(loaded, before), "the later edit is undone bit for bit"
 
 
-def test_what_others_wrote_is_not_lost(base: Path, edits: list[Edit], tmp_path: Path) -> None:
+def test_an_undo_of_a_matrix_changed_by_others_is_refused(base: Path, edits: list[Edit], tmp_path: Path) -> None:
     folder = exported(base, edits[:1], tmp_path)
     stored = contents(folder)["model.layers.1.mlp.down_proj.weight"]
     with stored.file.open("r+b") as file:
@@ -150,7 +153,9 @@ def test_an_undo_that_went_wrong_is_found(
     assert disk(tmp_path) == before
 
 
-def test_undo_by_command(base: Path, edits: list[Edit], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_undoes_an_edit_by_number_or_fingerprint(
+    base: Path, edits: list[Edit], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = exported(base, edits[:2], tmp_path)
     done = shell(capsys, "undo", folder, "--out", tmp_path / "a", "--edit", "0")
     assert done.code == 0 and "undone, bit for bit" in " ".join(done.out.split()) and "logits" in done.out

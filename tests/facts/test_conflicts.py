@@ -44,7 +44,7 @@ def test_two_answers_to_one_question_contradict_each_other(other: Fact) -> None:
 
 
 @pytest.mark.parametrize("other", AGREEING, ids=range(len(AGREEING)))
-def test_all_else_may_be_written_together(other: Fact) -> None:
+def test_facts_that_do_not_contradict_are_written_together(other: Fact) -> None:
     assert conflicts([FACT, other]) == conflicts([other, FACT]) == []
     check_facts([FACT, other])
 
@@ -54,13 +54,13 @@ def test_the_same_answer_twice_is_one_question_and_no_contradiction() -> None:
     assert not same_target(FACT, changed(target="Berlin"))
 
 
-def test_each_is_paired_with_the_first_that_asks_the_same() -> None:
+def test_a_repeated_question_is_paired_with_its_first_fact() -> None:
     by_prompt, by_relation = changed(relation=None), changed(prompt="where is {}?")
     assert same_question([by_prompt, by_relation, FACT]) == [(0, 2)]
     assert same_question([FACT, by_relation, by_prompt, FACT]) == [(0, 1), (0, 2), (0, 3)]
     assert same_question([]) == []
 
 
-def test_no_facts_are_nothing_to_write() -> None:
+def test_an_empty_list_of_facts_is_refused() -> None:
     with pytest.raises(EditError, match="no facts to write"):
         check_facts([])

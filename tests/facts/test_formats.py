@@ -52,7 +52,7 @@ ZSRE = {
         ({"answers": []}, "aircraft", "uniform"),
     ],
 )
-def test_zsre_objects(changes: dict[str, Any], target: str, previous: str | None) -> None:
+def test_zsre_writes_alt_or_else_the_true_answer(changes: dict[str, Any], target: str, previous: str | None) -> None:
     fact = parse_record({**ZSRE, **changes})
     assert (fact.target, fact.previous) == (target, previous)
 
@@ -62,7 +62,7 @@ def test_a_question_of_zsre_gets_no_second_question_mark() -> None:
 
 
 @pytest.mark.parametrize(("ground_truth", "previous"), [(["London", "Greater London"], "London"), ("", None)])
-def test_easyedit_objects(ground_truth: Any, previous: str | None) -> None:
+def test_easyedit_takes_the_first_ground_truth_as_the_old_object(ground_truth: Any, previous: str | None) -> None:
     assert parse_record({**FLAT, "ground_truth": ground_truth}).previous == previous
 
 
@@ -173,7 +173,7 @@ def test_a_bad_file_is_one_clear_line(tmp_path: Path, content: bytes, expected: 
     assert text.startswith(str(path)) and expected in text
 
 
-def test_no_file_and_a_folder(tmp_path: Path) -> None:
+def test_a_missing_file_and_a_folder_are_refused(tmp_path: Path) -> None:
     missing = tmp_path / "none.json"
     assert message(read_facts, missing) == f"no file {missing}; expected a file of facts, or - for standard input"
     assert message(read_facts, tmp_path).startswith(f"{tmp_path} is a folder; expected a file of facts")

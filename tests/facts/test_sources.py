@@ -218,7 +218,7 @@ def test_files_as_people_have_them_are_read(name: str) -> None:
     assert kinds == (bad if name == "some_bad_records.json" else {})
 
 
-def test_each_of_the_cases_is_tried() -> None:
+def test_every_reported_file_has_a_test() -> None:
     files = {path.name for path in CASES.iterdir()} - {"lfs_pointer.json"}
     assert files == set(READ) and "git lfs pull" in message(read_facts, CASES / "lfs_pointer.json")
 

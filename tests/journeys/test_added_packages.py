@@ -27,6 +27,19 @@ from ffedit import Questions, Responses, metric
 def untouched(q: Questions, now: Responses, before: Responses) -> float | None:
     return float(now is before)
 """
+# The commands of a new process, with a fortieth of the names in C, as `few_names` counts here.
+COMMANDS = """
+import ast, sys
+from ffedit.cli import invoke
+from ffedit.editor import name_keys
+from ffedit.inference.names import names
+
+name_keys.names = lambda: names()[::40]
+for words in ast.literal_eval(sys.argv[1]):
+    if code := invoke(words):
+        sys.exit(code)
+    print("\\0", flush=True)
+"""
 
 
 def install(folder: Path, module: str, code: str, group: str, name: str, what: str) -> None:
@@ -58,28 +71,35 @@ def corpus(folder: Path) -> Path:
     return path
 
 
-def run(site: Path, *words: object) -> str:
-    """Run a command beside the packages in `site`, and return what it shows."""
+def run(site: Path, *commands: tuple[object, ...]) -> list[str]:
+    """Run commands beside the packages in `site`, in one process, and return what each shows."""
     paths = os.pathsep.join(filter(None, (str(site), os.environ.get("PYTHONPATH"))))
-    command = [sys.executable, "-m", "ffedit", *map(str, words)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": paths})
+    words = repr([list(map(str, command)) for command in commands])
+    done = subprocess.run(
+        [sys.executable, "-c", COMMANDS, words],
+        capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": paths},
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    return done.stdout
+    return done.stdout.split("\0\n")[:-1]
 
 
 @pytest.mark.usefixtures("warm_cache")
 def test_the_method_and_the_metric_are_known_to_every_command(site: Path, tmp_path: Path) -> None:
-    listed = run(site, "methods")
-    assert "ridge" in listed and "ffedit_ridge" in listed
     asked = ("--require", "worst_paraphrase>=-1", "--json", tmp_path / "a.json", "--out", tmp_path / "edit")
     text = ("--corpus", corpus(tmp_path))
-    run(site, "apply", FACT, "--method", "ridge", "--layer", 0, *text, *asked)
+    listed, _, evaluated, _ = run(
+        site,
+        ("methods",),
+        ("apply", FACT, "--method", "ridge", "--layer", 0, *text, *asked),
+        ("evaluate", FACT, "--edit", tmp_path / "edit"),
+        ("bench", FACT, "--methods", "ridge", "--layers", 0, *text, "--no-full", "--out", tmp_path / "bench"),
+    )
+    assert "ridge" in listed and "ffedit_ridge" in listed
     applied = json.loads((tmp_path / "a.json").read_text())
     assert applied["method"] == "ridge"
     before, after = (applied[when]["worst_paraphrase"] for when in ("before", "after"))
     assert -1 <= before < after <= 1
-    assert "worst_paraphrase" in run(site, "evaluate", FACT, "--edit", tmp_path / "edit")
-    run(site, "bench", FACT, "--methods", "ridge", "--layers", 0, *text, "--no-full", "--out", tmp_path / "bench")
+    assert "worst_paraphrase" in evaluated
     report = (tmp_path / "bench" / "report.md").read_text()
     assert "ridge" in report and "worst_paraphrase" in report
 
@@ -96,16 +116,15 @@ def test_a_package_imports_from_ffedit_alone(site: Path) -> None:
 def test_a_metric_of_a_package_is_in_the_verdict_in_tables_and_on_pages(site: Path, tmp_path: Path) -> None:
     out = {name: tmp_path / name for name in ("a.json", "page.html", "model", "edit", "bench")}
     files = ("--json", out["a.json"], "--html", out["page.html"], "--export", out["model"], "--out", out["edit"])
-    shown = run(site, "apply", FACT, "--corpus", corpus(tmp_path), *files)
+    texts = run(
+        site,
+        ("apply", FACT, "--corpus", corpus(tmp_path), *files),
+        ("show", out["edit"]),
+        ("evaluate", FACT, "--edit", out["edit"]),
+    )
     result = json.loads(out["a.json"].read_text())
     assert (result["before"]["untouched"], result["after"]["untouched"]) == (1, 0)
     assert result["verdict"]["outcome"] == "took with damage" and result["verdict"]["damage"] == ["untouched"]
-    for text in (
-        shown,
-        out["page.html"].read_text(),
-        (out["model"] / "README.md").read_text(),
-        run(site, "show", out["edit"]),
-        run(site, "evaluate", FACT, "--edit", out["edit"]),
-    ):
+    for text in (*texts, out["page.html"].read_text(), (out["model"] / "README.md").read_text()):
         assert "untouched" in text and "worst_paraphrase" in text
     assert "untouched fell from 1.00 to 0.00" in result["verdict"]["text"]

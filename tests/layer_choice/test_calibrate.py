@@ -26,6 +26,8 @@ from ffedit.layer_choice.calibrate import (
     tied,
 )
 
+pytestmark = pytest.mark.usefixtures("warm_cache")  # what is in the cache shows in no result
+
 ASKED = Fact(**{**FACT.to_dict(), "paraphrases": ["{} stands in"]})
 # What the trained models know, as facts to write, and one that none of them knows.
 FACTS = [

@@ -12,7 +12,7 @@ from ffedit.layer_choice.published import PUBLISHED, Published, auto_layer, publ
 DEPTHS = (1, 2, 3, 4, 6, 12, 18, 28, 30, 48)
 
 
-def test_published_layers() -> None:
+def test_published_layers_are_found_by_type_depth_and_width() -> None:
     xl = SimpleNamespace(model_type="gpt2", num_hidden_layers=48, hidden_size=1600)
     row = published(xl)
     assert row is not None and (row.layer("rome"), row.layer("memit"), row.layer("alphaedit")) == (17, 17, 17)

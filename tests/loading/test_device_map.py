@@ -53,7 +53,7 @@ def test_torchs_own_words_are_cut_to_a_few(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize("device", ["foo", "", "cuda:x", "meta", "privateuseone"])
-def test_a_device_that_is_none(device: str) -> None:
+def test_an_unknown_device_is_refused(device: str) -> None:
     words = rf"device '{device}' (is not known|cannot hold weights|cannot be used \(.*\): torch .*); give auto"
     with pytest.raises(ModelError, match=words):
         spread_over(device, None, None, None)
@@ -64,7 +64,7 @@ def test_the_cpu_is_always_there(device: str) -> None:
     assert spread_over(device, None, None, None) == {"device_map": None}
 
 
-def test_the_command_says_so_before_it_reads_the_model(
+def test_a_missing_device_is_refused_before_the_model_is_read(
     empty: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     finding(monkeypatch, None, 0)

@@ -116,6 +116,7 @@ def test_a_file_that_changed_is_converted_anew(file: Path, monkeypatch: pytest.M
         edit.check(again)
 
 
+@pytest.mark.usefixtures("verified_here")
 @pytest.mark.parametrize(
     ("dtype", "same"), [("float32", "No difference"), ("bfloat16", "0 tensors changed, 30 the same but for the dtype")]
 )

@@ -65,7 +65,7 @@ def test_a_model_in_training_is_read_in_evaluation_and_trains_on() -> None:
     assert not torch.equal(zoo.logits(model), zoo.logits(model)), "it drops again"
 
 
-def test_a_model_trains_on_after_an_error_too() -> None:
+def test_an_error_leaves_a_model_in_training() -> None:
     model = dropping().train()
     editable, before = ffedit.load((model, zoo.words(True))), state(model)
 

@@ -122,7 +122,7 @@ OTHERS = [
 others = pytest.mark.parametrize(("stored", "computed"), OTHERS)
 
 
-@pytest.mark.usefixtures("verified_here")
+@pytest.mark.usefixtures("tensors_only")
 @others
 def test_an_edit_is_rounded_to_the_bases_dtype_whatever_is_computed_in(
     tmp_path: Path, stored: str, computed: str

@@ -199,7 +199,7 @@ def test_aliases_in_a_recipe_do_not_multiply(tmp_path: Path) -> None:
     merged = ["a0: &a0 {x: 0}", *(f"a{i}: &a{i} {{<<: [{', '.join([f'*a{i - 1}'] * 10)}]}}" for i in range(1, 12))]
     for text in ("\n".join(lists), "\n".join(merged), "a0: &a0 x\na: &a [*a]"):
         (tmp_path / "r.yaml").write_text(text)
-        with pytest.raises(EditError, match=r"r.yaml:2: \*a0? is an alias"):
+        with pytest.raises(EditError, match=r"r.yaml:2: .*\*a0? is an alias"):
             read_recipe(tmp_path / "r.yaml")
 
 

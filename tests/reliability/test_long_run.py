@@ -15,7 +15,7 @@ from writing import CORPUS
 import ffedit
 
 
-def test_what_is_held_does_not_grow(verified_here: object, tmp_path: Path) -> None:
+def test_what_is_held_does_not_grow(tensors_only: object, tmp_path: Path) -> None:
     editable = ffedit.load(save_model(zoo.trained("gpt2", True), tmp_path / "base"))
     stats = ffedit.collect_stats(editable, [1], corpus=CORPUS)
     before, counts = zoo.snapshot(editable), []

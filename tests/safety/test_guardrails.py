@@ -21,6 +21,8 @@ from ffedit.model.editable import Editable
 from ffedit.model.memory import Address
 from ffedit.safety.guardrails import Breach, Limits, breaches
 
+pytestmark = pytest.mark.usefixtures("warm_cache")  # what is in the cache shows in no result
+
 AT = Address(1)
 LOOSE = Limits(
     believed=1.0, unknown=1.0, alike=1.0, norm_ratio=1e9, division=0.0, keys=0.0, drift=1e9, perplexity=1e9,
@@ -62,7 +64,7 @@ def test_a_good_small_edit_breaks_nothing() -> None:
     assert breaches(editable, small, dataclasses.replace(report(), after=None, facts_after=None)) == []
 
 
-def test_what_was_believed_or_not_known_before() -> None:
+def test_facts_believed_or_unknown_before_break_a_limit() -> None:
     editable = zoo.trained("gpt2", True)
     edit = write(editable, max_delta_norm=0.1)
     believed = FactScores(FACT, Scores(efficacy=1.0), "Paris")
@@ -76,7 +78,7 @@ def test_what_was_believed_or_not_known_before() -> None:
     assert broken(editable, edit, measured, believed=0.5, unknown=0.25) == {}
 
 
-def test_a_change_that_is_large_beside_the_weights() -> None:
+def test_a_change_that_is_large_beside_the_weights_breaks_its_limit() -> None:
     editable = zoo.trained("gpt2", True)
     edit = write(editable, FACT, SECOND, max_delta_norm=0.1)
     ratio = edit.provenance["norm_ratio"] / 2**0.5
@@ -104,7 +106,7 @@ def test_what_is_lost_in_rounding() -> None:
     assert broken(editable, scaled(edit, 0.0), report(), rounding=0.1) == {}, "of nothing, nothing is lost"
 
 
-def test_a_key_that_is_nearly_one_of_ordinary_text() -> None:
+def test_a_key_that_is_nearly_one_of_ordinary_text_breaks_its_limit() -> None:
     editable = zoo.trained("gpt2", True)
     edit = write(editable, FACT, SECOND, context_weight=0.0)
     C, d_ff = collect_moments(editable, editable.memories[1], CORPUS).C, editable.memories[1].d_ff
@@ -117,7 +119,7 @@ def test_a_key_that_is_nearly_one_of_ordinary_text() -> None:
     assert found["division"].value == pytest.approx(smallest, rel=1e-6) and "division factor" in found["division"].words
 
 
-def test_statistics_of_too_little_text() -> None:
+def test_statistics_of_too_little_text_break_their_limit() -> None:
     editable = zoo.trained("gpt2", True)
     d_ff = editable.memories[1].d_ff
     limit = Limits(keys=1.0)
@@ -133,7 +135,7 @@ def test_statistics_of_too_little_text() -> None:
             assert "`ffedit stats --tokens 132 --out DIR`" in breach.words
 
 
-def test_a_text_for_c_that_is_too_short() -> None:
+def test_a_text_for_c_that_is_too_short_breaks_its_limit() -> None:
     editable = zoo.trained("gpt2", True)
     edit = write(editable, max_delta_norm=0.1)
     apart = collect_moments(editable, editable.memories[1], CORPUS).convergence
