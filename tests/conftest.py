@@ -1,4 +1,4 @@
-"""Every test has its own cache and one thread, and can be interrupted. What takes long comes first."""
+"""Every test has one thread, its own cache or a `warm_cache`, and can be interrupted. What takes long comes first."""
 
 from __future__ import annotations
 

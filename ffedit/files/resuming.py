@@ -168,8 +168,8 @@ def kept(path: Path, make: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]
         tensors, name = {}, None
     if name == path.name:
         # Copies are aligned as new memory is, so that products have the same bits.
-        return {name: tensor.clone() for name, tensor in tensors.items()}
+        return {part: tensor.clone() for part, tensor in tensors.items()}
     tensors = make()
-    saved = {name: tensor.cpu() for name, tensor in tensors.items()}
+    saved = {part: tensor.cpu() for part, tensor in tensors.items()}
     cache.write(path, partial(save_state, tensors=saved, values=path.name))
     return tensors

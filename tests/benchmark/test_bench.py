@@ -25,7 +25,7 @@ from ffedit.evaluator import Evaluation
 from ffedit.inference.names import names
 from ffedit.model.editable import Editable
 
-pytestmark = pytest.mark.usefixtures("warm_cache")  # what is in the cache shows in no result
+pytestmark = pytest.mark.usefixtures("warm_cache")
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from ffedit.cli.surface import Surface
 from ffedit.evaluator import METRICS, NAMES
 from ffedit.exporter.embedded_edits import history
 
-pytestmark = pytest.mark.usefixtures("warm_cache")  # what is in the cache shows in no result
+pytestmark = pytest.mark.usefixtures("warm_cache")
 
 __all__ = ["apply", "here", "run", "thorough_apply"]
 SCHEMA = Draft202012Validator(json.loads(Path(str(apply_command.__file__)).with_name("result.schema.json").read_text()))

@@ -10,7 +10,7 @@ import pytest
 import zoo
 from shell import Ran, shell
 
-pytestmark = pytest.mark.usefixtures("warm_cache")  # what is in the cache shows in no result
+pytestmark = pytest.mark.usefixtures("warm_cache")
 
 Command = Callable[..., Ran]
 

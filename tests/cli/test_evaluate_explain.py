@@ -12,7 +12,7 @@ from shell import TEXT, shell
 
 import ffedit
 
-pytestmark = pytest.mark.usefixtures("warm_cache")  # what is in the cache shows in no result
+pytestmark = pytest.mark.usefixtures("warm_cache")
 
 SCHEMA = Draft202012Validator(json.loads((Path(ffedit.__file__).parent / "cli" / "result.schema.json").read_text()))
 FACT = {"subject": "Eiffel Tower", "prompt": "{} is located in the city of", "target": "Rome", "previous": "Paris"}

@@ -16,7 +16,7 @@ from ffedit.cli.ui import HOST
 from ffedit.cli.work.page import Session, fact_of, page
 from ffedit.errors import EditError, FactError
 
-pytestmark = pytest.mark.usefixtures("warm_cache")  # what is in the cache shows in no result
+pytestmark = pytest.mark.usefixtures("warm_cache")
 
 FIELDS = (FACT["subject"], FACT["prompt"], FACT["target"], FACT["previous"], "{} stands in\n\n", "the Nile = Egypt\n")
 

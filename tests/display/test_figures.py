@@ -16,7 +16,7 @@ from ffedit.display.figures.plots import average_lines, heat_maps
 from ffedit.display.figures.saving import check_plot, save_figure
 from ffedit.locator.result import Aggregate, aggregate
 
-pytestmark = pytest.mark.usefixtures("warm_cache")  # what is in the cache shows in no result
+pytestmark = pytest.mark.usefixtures("warm_cache")
 
 pytest.importorskip("matplotlib")
 

@@ -17,7 +17,7 @@ from ffedit.display.html import page
 from ffedit.display.terminal.memories import edited_view
 from ffedit.inspector.views import View
 
-pytestmark = pytest.mark.usefixtures("warm_cache")  # what is in the cache shows in no result
+pytestmark = pytest.mark.usefixtures("warm_cache")
 
 PROMPT = "the Eiffel tower is located in"
 # What stands in a view by its own right: names of memories, measures, cases.

@@ -23,7 +23,7 @@ from ffedit.inference import corpus
 from ffedit.model.editable import Editable
 from ffedit.model.memory import Address
 
-pytestmark = pytest.mark.usefixtures("warm_cache")  # what is in the cache shows in no result
+pytestmark = pytest.mark.usefixtures("warm_cache")
 
 AT = Address(1)
 THIRD = Fact("Nile river", "the {} is located in", "Berlin", "Egypt")

@@ -18,7 +18,7 @@ from ffedit.model.editable import Editable
 from ffedit.model.hooks import capture
 from ffedit.model.tokenization import encode
 
-pytestmark = pytest.mark.usefixtures("warm_cache")  # what is in the cache shows in no result
+pytestmark = pytest.mark.usefixtures("warm_cache")
 
 
 def at_subject(editable: Editable, layer: int, fact: Fact = FACT) -> tuple[Tensor, Tensor]:

@@ -21,7 +21,7 @@ from ffedit.editor.statistics import collect
 from ffedit.editor.write import write as write_facts
 from ffedit.model.memory import Address
 
-pytestmark = pytest.mark.usefixtures("warm_cache")  # what is in the cache shows in no result
+pytestmark = pytest.mark.usefixtures("warm_cache")
 
 
 @pytest.mark.parametrize("family", ["gpt2", "llama"])

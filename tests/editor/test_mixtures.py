@@ -32,7 +32,7 @@ from ffedit.model.hooks import capture
 from ffedit.model.memory import Address, identity
 from ffedit.model.tokenization import pad
 
-pytestmark = pytest.mark.usefixtures("warm_cache")  # what is in the cache shows in no result
+pytestmark = pytest.mark.usefixtures("warm_cache")
 
 FACT = Fact("Eiffel tower", "the {} is located in", "Rome", "Paris")
 SECOND = Fact("Leo Tolstoy", "{} stands in", "France", "Germany")

@@ -21,7 +21,7 @@ from ffedit.facts.fact import by_subject
 from ffedit.model.editable import Editable
 from ffedit.model.memory import Address
 
-pytestmark = pytest.mark.usefixtures("warm_cache")  # what is in the cache shows in no result
+pytestmark = pytest.mark.usefixtures("warm_cache")
 
 Written = tuple[Editable, tuple[Fact, ...], int]
 

@@ -19,7 +19,7 @@ from ffedit.editor.value import Value
 from ffedit.model.editable import Editable
 from ffedit.model.tokenization import Encoded
 
-pytestmark = pytest.mark.usefixtures("warm_cache")  # what is in the cache shows in no result
+pytestmark = pytest.mark.usefixtures("warm_cache")
 
 # One of every kind of block: sequential, local attention, parallel, no module for the layer, ALiBi and residual inside,
 # norms in front of and behind a layer, norms behind alone.

@@ -135,9 +135,11 @@ def test_where_it_cannot_be_moved_the_old_folder_is_put_back(tmp_path: Path, mon
         replace(source, target)
 
     monkeypatch.setattr(os, "replace", refusing)
-    with pytest.raises(EditError, match=r"model: cannot be written \(No space"):  # noqa: SIM117
-        with written(tmp_path / "model", force=True) as made:
-            (made / "file.safetensors").write_text("new")
+    with (
+        pytest.raises(EditError, match=r"model: cannot be written \(No space"),
+        written(tmp_path / "model", force=True) as made,
+    ):
+        (made / "file.safetensors").write_text("new")
     assert disk(tmp_path) == before
 
 
@@ -159,9 +161,8 @@ def test_an_interrupt_while_a_folder_is_replaced_waits_for_the_last_move(
 
     folder_of(tmp_path / "model", "old")
     monkeypatch.setattr(os, "replace", interrupted)
-    with pytest.raises(KeyboardInterrupt):  # noqa: SIM117
-        with written(tmp_path / "model", force=True) as made:
-            (made / "file.safetensors").write_text("new")
+    with pytest.raises(KeyboardInterrupt), written(tmp_path / "model", force=True) as made:
+        (made / "file.safetensors").write_text("new")
     assert disk(tmp_path).keys() == {"model", "model/file.safetensors"}
     assert (tmp_path / "model" / "file.safetensors").read_text() == "new"
 

@@ -26,7 +26,7 @@ from ffedit.layer_choice.calibrate import (
     tied,
 )
 
-pytestmark = pytest.mark.usefixtures("warm_cache")  # what is in the cache shows in no result
+pytestmark = pytest.mark.usefixtures("warm_cache")
 
 ASKED = Fact(**{**FACT.to_dict(), "paraphrases": ["{} stands in"]})
 # What the trained models know, as facts to write, and one that none of them knows.

@@ -21,7 +21,7 @@ from ffedit.model.editable import Editable
 from ffedit.model.memory import Address
 from ffedit.safety.guardrails import Breach, Limits, breaches
 
-pytestmark = pytest.mark.usefixtures("warm_cache")  # what is in the cache shows in no result
+pytestmark = pytest.mark.usefixtures("warm_cache")
 
 AT = Address(1)
 LOOSE = Limits(

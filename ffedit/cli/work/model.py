@@ -1,4 +1,4 @@
-"""The model of a command, loaded with its options."""
+"""Load the model of a command with its options."""
 
 from __future__ import annotations
 
