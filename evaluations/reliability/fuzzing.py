@@ -525,7 +525,7 @@ def results_files() -> list[Files]:
     lines: list[dict[str, Any]] = []
     for i in range(2):
         lines.append({"method": None, "when": "before", "chunk": i, "fact": i, "scores": scores, "says": "Paris"})
-        about = {"perplexity": 3.5, "drift_rows": [1, 2], "problems": {}}
+        about = {"perplexity": 3.5, "problems": {}}
         lines.append({"method": None, "when": "before", "chunk": i, "fact": None, **about})
         measured = {
             "scores": scores,

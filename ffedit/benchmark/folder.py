@@ -42,7 +42,7 @@ UNEDITED, WHOLE = "", -1
 LINE: Form = {
     **{"method!": Maybe(TEXT), "when!": TEXT, "chunk!": INTEGER, "fact!": Maybe(INTEGER), "finite": YES_OR_NO},
     **{"scores": {EVERY: Maybe(NUMBER)}, "says": TEXT, "kinds": {EVERY: NUMBER}, "left_out": {EVERY: INTEGER}},
-    **{"error": TEXT, "problems": {EVERY: TEXT}, "drift_rows": [INTEGER], "drift": Maybe(NUMBER)},
+    **{"error": TEXT, "problems": {EVERY: TEXT}, "drift": Maybe(NUMBER)},
     **{"perplexity": Maybe(NUMBER), "norm_ratio": Maybe(NUMBER), "seconds": {"choosing!": NUMBER, "solving!": NUMBER}},
 }
 OF_FACT: Form = {"scores!": OBJECT, "says!": TEXT}
@@ -83,8 +83,6 @@ class Line:
             check_form(line, of_model if line["fact"] is None else OF_FACT, "the line")
         if any(not 0 <= (line.get("scores", {}).get(name) or 0) <= 1 for name in SCORE_PARTS):
             raise ValueError(f"of the line's {', '.join(SCORE_PARTS)}, one is not a share")
-        if len(line.get("drift_rows", (0, 0))) != 2:
-            raise ValueError("the line's drift_rows are not two numbers")
         measured = dict(line)
         method, when, chunk, fact = (measured.pop(name) for name in ("method", "when", "chunk", "fact"))
         return cls(method or UNEDITED, when, chunk, WHOLE if fact is None else fact, measured)

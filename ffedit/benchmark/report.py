@@ -207,7 +207,6 @@ def report(
     """Compute all figures from the lines of a run; `methods` are in the order of the tables."""
     results, last = Results(journal, facts), "end" if sequential else "after"
     ends = {method: results.scores(method, last) for method in methods}
-    rows = [line.measured["drift_rows"] for line in results.models(UNEDITED, "before") if "drift_rows" in line.measured]
     return BenchReport(
         run=run,
         before=results.row("before", UNEDITED, "before"),
@@ -215,7 +214,7 @@ def report(
         comparisons=tuple(change(pair, ends[pair[0]], ends[pair[1]]) for pair in combinations(methods, 2)),
         failures=tuple(_failures(results, facts, methods)),
         unusable=tuple(unusable),
-        left_out=left_out(results.before.values(), tuple(rows[0]) if rows else (0, 0)),
+        left_out=left_out(results.before.values()),
         references=sum(len(fact.references) for fact in facts),
     )
 

@@ -109,8 +109,8 @@ class Scorer:
         scores = self._evaluation.before if self._evaluation else ()
         shares = task.process_group.gather([[i, pack(fact)] for i, fact in zip(self._own, scores, strict=True)])
         problems = {str(i): reason for i, reason in self.problems.items()}
-        text = {"perplexity": task.text.perplexity, "drift_rows": list(task.text.drift_rows)}
-        task.record(UNEDITED, "before", chunk, _in_order(shares, self.facts), {**text, "problems": problems})
+        about = {"perplexity": task.text.perplexity, "problems": problems}
+        task.record(UNEDITED, "before", chunk, _in_order(shares, self.facts), about)
 
     def record_edited(self, facts: Sequence[int], method: str, when: str, chunk: int, model: Mapping[str, Any]) -> None:
         """Score facts on the model in its current state and record them as one group, or that it is not finite.

@@ -4,23 +4,22 @@ Generic text is unrelated to the edited facts: a file, or text that the model sa
 length, each begun with the tokens that the model's tokenizer puts in front of a text. These are no text: drift is the
 mean over the positions behind them, and perplexity that of all other tokens that something stands before.
 
-Whole distributions are large (of 5,000 neighbors and 50,000 tokens, 1 GB): drift is measured on as many rows, drawn
-with a seed, as fit into `TEXT_BYTES`; beyond about `NEIGHBOR_BYTES`, a sample of the neighbors is kept, and divergence
-is measured on these only. Membership in that sample depends on a neighbor's own tokens alone, so that several processes
-draw the same one.
+Whole distributions are large (of 5,000 neighbors and 50,000 tokens, 1 GB). Of the text, the states behind the last
+layer of the unedited model are kept, and its distributions are read from them as often as they are compared, a few rows
+at a time. Beyond about `NEIGHBOR_BYTES`, a sample of the neighbors is kept, and divergence is measured on these only.
+Membership in that sample depends on a neighbor's own tokens alone, so that several processes draw the same one.
 
-Of sampled text, which is the same for each edit, the states behind the last layer are kept in the cache, and give the
-distributions of the unedited model by one product; those that enter the edited layer, too, and the edited model runs
-from there.
+Sampled text is the same for each edit: its states stay in the cache, with those that enter the edited layer, from which
+the edited model runs on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
-from random import Random
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -30,14 +29,17 @@ from ffedit.evaluator.formulas import divergence, perplexity
 from ffedit.files import cache
 from ffedit.files.resuming import load_state, save_state
 from ffedit.inference import replay
-from ffedit.inference.batching import batches, split_on_oom
+from ffedit.inference.batching import split_on_oom
 from ffedit.inference.contexts import NO_MEMORY, Context
 from ffedit.inference.generation import log_softmax
 from ffedit.inference.own_text import own_text
 from ffedit.model.editable import Editable
 from ffedit.model.fingerprint import fingerprint
+from ffedit.model.hooks import capture
 from ffedit.model.storage import device_of
 from ffedit.model.tokenization import plain_ids
+
+Part = TypeVar("Part")
 
 # For the text that the model samples; differs from every seed that an edit uses.
 DRIFT_SEED = 77_000
@@ -45,18 +47,20 @@ DRIFT_ROWS, DRIFT_TOKENS = 16, 32
 # Length of the rows of a file.
 FILE_TOKENS = 128
 BUDGET = 2048
-TEXT_BYTES, NEIGHBOR_BYTES = 2**28, 2**30
+# Numbers of the logits that are computed at a time, of each of the two models, and of those that are compared then: a
+# processor's cache holds these, and memory for more would be fetched from the system each time.
+LOGITS, PIECE = 2**25, 2**22
+NEIGHBOR_BYTES = 2**30
 
 
 class GenericText:
-    """Text to measure drift and perplexity on, with the unedited model's next-token distributions on it.
+    """Text to measure drift and perplexity on, with the states of the unedited model on it.
 
     Of a text file, or without `path` of text that the model samples. With `layer`, whatever is measured later on this
     model differs from it in this layer and above only.
 
     Attributes:
         rows: token ids, rows of equal length, each begun with the model's `start_tokens`.
-        drift_rows: number of rows that drift is measured on, and number of all rows.
         perplexity: perplexity of the unedited model.
 
     Raises:
@@ -65,25 +69,21 @@ class GenericText:
 
     def __init__(self, editable: Editable, path: str | Path | None = None, layer: int | None = None) -> None:
         self._editable, self._layer = editable, layer if path is None else None
-        self._measured = False
         if path is None:
             self.rows = own_text(editable, DRIFT_ROWS, min(DRIFT_TOKENS, editable.max_tokens), DRIFT_SEED)
         else:
             self.rows = _rows_of(editable, Path(path))
-        vocabulary = editable.model.config.get_text_config().vocab_size
-        count, most_rows = len(self.rows), max(1, TEXT_BYTES // (4 * vocabulary * len(self.rows[0])))
-        self._compared = set(Random(DRIFT_SEED).sample(range(count), min(count, most_rows)))
-        self.drift_rows = len(self._compared), count
-        self._reference: dict[int, Tensor] = {}
         kept = self._kept()
-        # By row: the states that enter the layer and those that leave the last one, [2, tokens, d_model], on the CPU.
-        self._states = {} if kept is None else _recalled(kept)
-        recalled = len(self._states)
-        self.perplexity = self.measure()[1]
-        self._measured = True
-        if kept is not None and not recalled:
-            states = torch.stack([self._states[i] for i in range(count)])
-            cache.write(kept, partial(save_state, tensors={"states": states}, values=None))
+        # The states that enter the layer, if any, and those that leave the last one, [rows, tokens, d_model] each.
+        self._states: list[Tensor] = []
+        if kept is not None and (recalled := _recalled(kept)) is not None:
+            self._states, self.perplexity = recalled
+            return
+        self._states = self._run(editable)
+        self.perplexity = self._compare(editable, self._states[-1])[1]
+        if kept is not None:
+            states = {"states": torch.stack(self._states)}
+            cache.write(kept, partial(save_state, tensors=states, values=self.perplexity))
 
     def _kept(self) -> Path | None:
         """Return the file of the states of the unedited model; None where none are kept."""
@@ -95,37 +95,62 @@ class GenericText:
         about = repr((weights, self.rows, self._layer, str(self._editable.model.dtype)))
         return cache.path("states", sha256(about.encode()).hexdigest()[:24], ".safetensors")
 
-    @torch.no_grad()
     def measure(self, editable: Editable | None = None) -> tuple[float, float]:
         """Return drift from the unedited model, nats per token, and perplexity, of the model in its current state.
 
-        Or of `editable`, another model with the same tokenizer. The first call keeps the distributions as the
-        reference, so its drift is 0. Raises ModelError for numbers that are not finite.
+        Or of `editable`, another model with the same tokenizer. Raises ModelError for numbers that are not finite.
         """
         editable = editable or self._editable
-        distances: list[Tensor] = []
-        chosen: list[Tensor] = []
-        start = len(editable.start_tokens)
+        return self._compare(editable, self._run(editable)[-1])
 
-        def read(batch: Sequence[int]) -> tuple[Tensor, list[Tensor]]:
-            ids = torch.tensor([self.rows[i] for i in batch])
-            log_probs = log_softmax(self._logits(editable, batch, ids)).float().view(*ids.shape, -1)
-            following = log_probs[:, :-1].gather(-1, ids[:, 1:, None].to(log_probs.device))
-            following = following[:, max(0, start - 1) :].flatten().cpu()
-            apart = []
-            for i, row in zip(batch, log_probs[:, start:], strict=True):
-                if i in self._reference:
-                    apart.append(divergence(self._reference[i].to(row.device), row).cpu())
-                elif i in self._compared:
-                    self._reference[i] = row.cpu()
-            return following, apart
+    @torch.no_grad()
+    def _run(self, editable: Editable) -> list[Tensor]:
+        """Run the rows and return the states that leave the last layer, [rows, tokens, d_model], on the CPU.
 
-        for batch in batches([len(row) for row in self.rows], BUDGET):
-            for following, apart in split_on_oom(read, batch, ModelError(NO_MEMORY)):
-                chosen.append(following)
-                distances += apart
-        drift = float(torch.cat(distances).mean()) if distances else 0.0
-        text = perplexity(torch.cat(chosen))
+        In front of them those that enter the layer, in the first run; later runs of this model begin with these.
+        """
+        depth, layer = len(editable.layers), self._layer if editable is self._editable else None
+        known = self._states[0] if self._states else None
+        first = {} if layer is None or known is not None else {layer: editable.layers[layer]}
+
+        def states(rows: Sequence[int]) -> list[Tensor]:
+            ids = torch.tensor([self.rows[i] for i in rows])
+            with capture(first, inputs=True) as entering, capture({depth: editable.layers[-1]}) as leaving:
+                if layer is None or known is None:
+                    replay.run_to(editable, ids, depth - 1)
+                else:
+                    given = known[list(rows)].to(device_of(editable.layers[layer]))
+                    replay.resume_after(editable, [], layer, ids, given, torch.zeros(0, 2, dtype=torch.long))
+            return [side.reshape(*ids.shape, -1).cpu() for side in (*entering.values(), *leaving.values())]
+
+        return [torch.cat(side) for side in zip(*self._in_parts(states, BUDGET), strict=True)]
+
+    @torch.no_grad()
+    def _compare(self, editable: Editable, states: Tensor) -> tuple[float, float]:
+        """Return drift and perplexity of `editable`, whose last layer gives `states` [rows, tokens, d_model]."""
+        start, unedited = len(editable.start_tokens), self._states[-1]
+        vocabulary = int(editable.model.config.get_text_config().vocab_size)
+
+        def logits(of: Editable, side: Tensor) -> Sequence[Tensor]:
+            every = of.logits_of(side.flatten(0, 1).to(device_of(of.layers[-1])))
+            pieces: Sequence[Tensor] = every.split(max(1, PIECE // vocabulary))
+            return pieces
+
+        def read(rows: Sequence[int]) -> tuple[Tensor, Tensor]:
+            ids = torch.tensor([self.rows[i] for i in rows])
+            following, apart = list[Tensor](), list[Tensor]()
+            now = logits(editable, states[list(rows)])
+            before = now if states is unedited else logits(self._editable, unedited[list(rows)])
+            of_next = ids.roll(-1, 1).flatten().split(len(now[0]))
+            for new, old, token in zip(now, before, of_next, strict=True):
+                log_probs = log_softmax(new).float()
+                following.append(log_probs.gather(-1, token[:, None].to(log_probs.device)).cpu())
+                apart.append(divergence(log_softmax(old).float().to(log_probs.device), log_probs).cpu())
+            said, moved = (torch.cat(side).view(ids.shape) for side in (following, apart))
+            return said[:, max(0, start - 1) : -1].flatten(), moved[:, start:].flatten()
+
+        following, apart = (torch.cat(side) for side in zip(*self._in_parts(read, LOGITS // vocabulary), strict=True))
+        drift, text = float(apart.mean()), perplexity(following)
         if not text < float("inf") or drift != drift:
             raise ModelError(
                 f"{editable.name}: the probabilities of generic text are not finite (NaN), so there is no score; use "
@@ -133,28 +158,21 @@ class GenericText:
             )
         return drift, text
 
-    def _logits(self, editable: Editable, batch: Sequence[int], ids: Tensor) -> Tensor:
-        """Return the logits at all tokens `ids` of some rows, [rows · tokens, vocabulary]."""
-        reads = torch.cartesian_prod(torch.arange(len(ids)), torch.arange(ids.shape[1]))
-        if self._layer is None or editable is not self._editable:
-            return replay.forward(editable, ids, reads)
-        if not all(i in self._states for i in batch):
-            recording = replay.record(editable, ids, reads)
-            states = torch.stack([recording.states[layer].cpu() for layer in (self._layer, -1)], 1)
-            self._states.update(zip(batch, states, strict=True))
-            return recording.logits
-        entering, leaving = torch.stack([self._states[i] for i in batch], 1)
-        layer, states = (self._layer, entering) if self._measured else (len(editable.layers), leaving)
-        states = states.to(device_of(editable.layers[min(layer, len(editable.layers) - 1)]))
-        return replay.resume_after(editable, [], layer, ids, states, reads)
+    def _in_parts(self, work: Callable[[Sequence[int]], Part], tokens: int) -> Iterator[Part]:
+        """Run `work` on the numbers of neighbouring rows that have about so many tokens together, in order."""
+        size = max(1, tokens // len(self.rows[0]))
+        for first in range(0, len(self.rows), size):
+            rows = range(first, min(first + size, len(self.rows)))
+            yield from split_on_oom(work, rows, ModelError(NO_MEMORY))
 
 
-def _recalled(kept: Path) -> dict[int, Tensor]:
-    """Return the states that an earlier run kept, by row; none where there are none, or damaged ones."""
+def _recalled(kept: Path) -> tuple[list[Tensor], float] | None:
+    """Return the states and the perplexity that an earlier run kept; None where there are none, or damaged ones."""
     try:
-        return dict(enumerate(load_state(kept, "holds no states")[0]["states"]))
-    except EditError:
-        return {}
+        tensors, text = load_state(kept, "holds no states")
+        return list(tensors["states"]), float(text)
+    except (EditError, KeyError, TypeError):
+        return None
 
 
 def _rows_of(editable: Editable, path: Path) -> list[list[int]]:

@@ -223,7 +223,7 @@ def evaluate(
         after = _of_all(scores, process_group)
         drift, perplexity = process_group.in_all(partial(generic.measure, edited))
     changed = mean_scores((fact.scores for fact in after), drift=drift, perplexity=perplexity)
-    return Report(means, changed, before, after, left_out(before, generic.drift_rows))
+    return Report(means, changed, before, after, left_out(before))
 
 
 def _of_all(own: tuple[FactScores, ...], group: ProcessGroup) -> tuple[FactScores, ...]:

@@ -17,7 +17,6 @@ NAMES = (
     *("efficacy", "paraphrase", "specificity", "same_subject", "portability", "score", "generation"),
     *("keep", "also", "cross_lingual", "degenerate", "greedy_entropy", "drift"),
 )
-SAMPLED = "outside the sample whose distributions are kept"
 # The items that a score is measured on.
 MEASURED_ON = {
     "efficacy": "prompt",
@@ -40,7 +39,7 @@ REASONS = {
 }
 OF_SCORE = {
     "neighbor_with_edit": "too long for the model after the edit's sentence",
-    "divergence": SAMPLED,
+    "divergence": "outside the sample whose distributions are kept",
     "cross_lingual": "the model's tokenizer does not know them",
 }
 
@@ -139,11 +138,8 @@ class LeftOut:
         return asdict(self)
 
 
-def left_out(facts: Collection[FactScores], drift_rows: tuple[int, int] = (0, 0)) -> tuple[LeftOut, ...]:
-    """Return all that was left out of the scores of `facts`, each there once, by score and reason.
-
-    `drift_rows` is the number of rows of the generic text that drift was measured on, and that of all rows.
-    """
+def left_out(facts: Collection[FactScores]) -> tuple[LeftOut, ...]:
+    """Return all that was left out of the scores of `facts`, each there once, by score and reason."""
     items = []
     for score, item in MEASURED_ON.items():
         for suffix, reason in {**REASONS, "": OF_SCORE.get(score, "")}.items():
@@ -151,9 +147,6 @@ def left_out(facts: Collection[FactScores], drift_rows: tuple[int, int] = (0, 0)
             if counts:
                 what = f"{item}{'s' * (sum(counts) > 1)} of {counted(len(counts), 'fact')}"
                 items.append(LeftOut(score, sum(counts), what, reason))
-    measured, rows = drift_rows
-    if measured < rows:
-        items.append(LeftOut("drift", rows - measured, f"of {rows} rows of text", SAMPLED))
     return tuple(items)
 
 

@@ -21,7 +21,7 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ffedit.errors import EditError
 from ffedit.files import cache
@@ -29,6 +29,7 @@ from ffedit.files.resuming import load_state, save_state
 from ffedit.inference import replay
 from ffedit.inference.distributed import ProcessGroup
 from ffedit.model.editable import Editable
+from ffedit.model.products import fast_products
 
 logger = logging.getLogger(__name__)
 
@@ -87,12 +88,13 @@ def bfloat16_speed(device: torch.device) -> float:
         return float(load_state(path, "holds no speed")[1])
     except (EditError, TypeError, ValueError):
         pass
-    states, weight = torch.ones(TOKENS, SIDE, device=device), torch.ones(SIDE, SIDE, device=device)
+    states, layer = torch.ones(TOKENS, SIDE, device=device), linear_of_ones(SIDE, device)
 
     def compared(rows: Tensor) -> float:
         """Return the ratio for a product of `rows`; autocast rounds the weight each time, too."""
-        own = least_seconds(lambda: float((rows @ weight)[0, 0]))
-        return own / least_seconds(lambda: float((rows.bfloat16() @ weight.bfloat16())[0, 0]))
+        with fast_products(layer):
+            own = least_seconds(lambda: float(layer(rows)[0, 0]))
+        return own / least_seconds(lambda: float((rows.bfloat16() @ layer.weight.bfloat16())[0, 0]))
 
     try:
         times = compared(states[:TRIED])
@@ -101,6 +103,13 @@ def bfloat16_speed(device: torch.device) -> float:
         times = 0.0
     cache.write(path, lambda made: save_state(made, {}, times))
     return times
+
+
+def linear_of_ones(side: int, device: torch.device) -> nn.Linear:
+    """Return a linear layer of `side`² weights, each 1, to time products with."""
+    layer = nn.Linear(side, side, bias=False, device=device).requires_grad_(False)
+    layer.weight.fill_(1.0)
+    return layer
 
 
 def least_seconds(work: Callable[[], object], count: int = 3) -> float:

@@ -292,9 +292,24 @@ def _unpacked_ahead(name: str, reader: Any, progress: Progress) -> Iterator[None
             progress(UNPACKING, round(done / 1e6), round(total / 1e6))
             return weights
 
-        no_bar = patch.object(modeling_gguf_pytorch_utils, "tqdm", lambda tensors, *_, **__: tensors, create=True)
-        with patch.object(gguf, "dequantize", next_of), no_bar:
+        instead: dict[str, Any] = {"tqdm": lambda tensors, *_, **__: tensors, "np": _Uncopied()}
+        own = patch.multiple(modeling_gguf_pytorch_utils, create=True, **instead)
+        with patch.object(gguf, "dequantize", next_of), own:
             yield
+
+
+class _Uncopied:
+    """numpy, whose `copy` returns an array that can be written to as it is: the unpacked weights are nobody else's.
+
+    transformers copies each tensor, which takes longer than unpacking it. What is read-only lies in the file.
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(np, name)
+
+    @staticmethod
+    def copy(array: Any) -> Any:
+        return array if array.flags.writeable else np.copy(array)
 
 
 def unpacked(data: Any, kind: Any, dequantize: Callable[[Any, Any], Any]) -> Any:

@@ -25,9 +25,9 @@ from ffedit.model import storage
 from ffedit.model.discover import ResidualAdd, find_residual_adds
 from ffedit.model.experts import Routed
 from ffedit.model.feed_forward import FeedForward
-from ffedit.model.few_rows import few_rows
 from ffedit.model.hooks import capture, eval_mode, replace_forward, replace_input, watched
 from ffedit.model.memory import Address, KeyValueMemory, Memories
+from ffedit.model.products import fast_products
 from ffedit.model.roles import ATTENTION_ROLES
 from ffedit.model.tokenization import Encoded, encode, special_tokens
 from ffedit.notebook import Displayed
@@ -216,7 +216,7 @@ class Editable(Displayed):
         """Run the whole model in evaluation mode; `cache` holds the keys and values of earlier positions."""
         if cache is not None:  # earlier transformers call it `past_key_values`
             inputs["cache" if "cache" in signature(self.model.forward).parameters else "past_key_values"] = cache
-        with eval_mode(self.model), few_rows(self.model):
+        with eval_mode(self.model), fast_products(self.model):
             return self.model(**inputs)
 
     def forward(self, ids: Tensor) -> Any:

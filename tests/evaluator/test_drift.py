@@ -9,6 +9,7 @@ import torch
 import zoo
 from writing import FACT, SECOND, write
 
+from ffedit.evaluator import drift
 from ffedit.evaluator.drift import GenericText
 from ffedit.files import cache
 from ffedit.model.editable import Editable
@@ -31,7 +32,7 @@ def runs(editable: Editable, seen: list[int]) -> list[torch.utils.hooks.Removabl
     return [note(layer) for layer in range(len(editable.layers))]
 
 
-@pytest.mark.parametrize("family", ["gpt2", "llama", "mixtral", "bloom", "gemma2"])
+@pytest.mark.parametrize("family", ["gpt2", "llama", "mixtral", "bloom", "gemma2", "opt"])
 def test_kept_states_and_the_layers_above_give_what_whole_passes_give(family: str) -> None:
     editable = zoo.trained(family, True)
     edit = write(editable, layer=1, max_delta_norm=5.0)
@@ -77,3 +78,14 @@ def test_another_model_is_measured_as_a_whole() -> None:
     editable = zoo.trained("gpt2", True)
     generic, changed = GenericText(editable, layer=1), zoo.build("gpt2", True)
     assert generic.measure(changed) == GenericText(editable).measure(changed)
+
+
+def test_distributions_are_compared_a_few_rows_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    editable = zoo.trained("gpt2", True)
+    edit, texts = write(editable, layer=1, max_delta_norm=5.0), list[tuple[float, ...]]()
+    for numbers in (drift.LOGITS, 1):
+        monkeypatch.setattr(drift, "LOGITS", numbers)
+        text = GenericText(editable)
+        with edit.applied(editable):
+            texts.append((text.perplexity, *text.measure()))
+    assert texts[1] == pytest.approx(texts[0], rel=1e-6)

@@ -19,7 +19,6 @@ from ffedit.display.terminal.scores import all_scores
 from ffedit.evaluator import (
     Evaluation,
     FactScores,
-    GenericText,
     LeftOut,
     Report,
     drift,
@@ -139,15 +138,12 @@ def crowded(first: Fact, second: Fact) -> list[Fact]:
     ]
 
 
-def test_what_was_left_out_is_counted_and_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_left_out_is_counted_and_told(tmp_path: Path) -> None:
     editable, some = zoo.trained("gpt2"), crowded(*facts(3)[1:])
     (tmp_path / "text.txt").write_text("the Eiffel tower is located in Paris . " * 80)
-    monkeypatch.setattr(drift, "TEXT_BYTES", 4 * 97 * 64 * 3)
     report = evaluate(editable, some, Nothing({}, {}, {}, (), {}), text=tmp_path / "text.txt", full=True)
-    rows = 80 * 8 // 64
     assert report.left_out == (
         LeftOut("neighbor_with_edit", 3, "neighbors of 2 facts", "too long for the model after the edit's sentence"),
-        LeftOut("drift", rows - 3, f"of {rows} rows of text", "outside the sample whose distributions are kept"),
     )
     assert report.facts_before[0].scores.neighbor_with_edit is not None, "the short one counts"
     assert report.facts_before[1].scores.neighbor_with_edit is None
@@ -158,7 +154,7 @@ def test_what_was_left_out_is_counted_and_told(tmp_path: Path, monkeypatch: pyte
         "what": "neighbors of 2 facts",
         "reason": "too long for the model after the edit's sentence",
     }
-    assert f"drift: {rows - 3} of {rows} rows of text left out" in shown(all_scores(report), 120)
+    assert "neighbor_with_edit: 3 neighbors of 2 facts left out" in shown(all_scores(report), 120)
     whole = evaluate(editable, some, text=tmp_path / "text.txt")
     assert whole.left_out == (), "no drift, and no sentence in front, without an edit and not in full"
 
@@ -182,24 +178,17 @@ def test_neighbors_outside_the_sample_are_counted(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("mode", ["single", "batch:2"])
-def test_a_benchmark_tells_what_it_left_out_and_what_weights_are_of(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str
-) -> None:
+def test_a_benchmark_tells_what_it_left_out_and_what_weights_are_of(tmp_path: Path, mode: str) -> None:
     (tmp_path / "text.txt").write_text("the Eiffel tower is located in Paris . " * 80)
-    monkeypatch.setattr(drift, "TEXT_BYTES", 4 * 97 * 64 * 3)
     some = crowded(*facts(3)[1:])
     some[0] = replace(some[0], references=("the tower is in Rome",))
     out = tmp_path / "out"
     report = run(zoo.trained("gpt2", True), out, mode, some, ["memit", "ft"], full=True, text=tmp_path / "text.txt")
     told = json.loads((out / "report.json").read_text())
-    rows = len(GenericText(zoo.trained("gpt2", True), tmp_path / "text.txt").rows)
-    assert [(one["score"], one["count"]) for one in told["left_out"]] == [
-        ("neighbor_with_edit", 3),
-        ("drift", rows - 3),
-    ]
+    assert [(one["score"], one["count"]) for one in told["left_out"]] == [("neighbor_with_edit", 3)]
     assert told["references"] == report.references == 3
     text = (out / "report.md").read_text()
-    assert "## Not measured (2)" in text and f"- drift: {rows - 3} of {rows} rows of text left out: outside" in text
+    assert "## Not measured (1)" in text
     assert "- neighbor_with_edit: 3 neighbors of 2 facts left out: too long for the model" in text
     assert "The document frequencies of consistency come from the 3 reference texts of these facts" in text
     again = run(zoo.trained("gpt2", True), out, mode, some, ["memit", "ft"], full=True, text=tmp_path / "text.txt")

@@ -22,7 +22,7 @@ import ffedit
 from ffedit import CheckError, Edit, EditError, Fact
 from ffedit.exporter import checkpoint, history
 from ffedit.inference.corpus import Corpus
-from ffedit.model import few_rows
+from ffedit.model import products
 from ffedit.model.editable import Editable
 
 FACT = Fact("Eiffel tower", "the {} is located in", "Rome", "Paris", ["{} stands in"])
@@ -211,8 +211,8 @@ def test_a_ready_pair_is_verified_as_the_other_process_runs_it(tmp_path: Path, m
     given.model.name_or_path = ""
     editable = ffedit.load((given.model, given.tokenizer))
     # The other process runs the model without an `Editable`; an `Editable` is made to compute something else.
-    monkeypatch.setattr(few_rows, "LARGE", 1)
-    monkeypatch.setattr(few_rows, "product", lambda states, weight, bias: 1.01 * linear(states, weight, bias))
+    monkeypatch.setattr(products, "LARGE", 1)
+    monkeypatch.setattr(products, "product", lambda states, weight, bias: 1.01 * linear(states, weight, bias))
     ffedit.export(editable, made(editable, {1: 1}), tmp_path / "out")
 
 

@@ -18,7 +18,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from ffedit.inference.precision import bfloat16_speed, least_seconds
+from ffedit.inference.precision import bfloat16_speed, least_seconds, linear_of_ones
+from ffedit.model.products import fast_products
 from ffedit.progress import Progress
 
 logger = logging.getLogger(__name__)
@@ -75,6 +76,9 @@ def timed_stages(progress: Progress) -> Iterator[Progress]:
 
 def fastest_products() -> float:
     """Return the operations per second of the fastest of a few products on the CPU, or the accelerator."""
-    device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else torch.device("cpu")
-    a = torch.ones(SIDE, SIDE, device=device)
-    return max(1.0, bfloat16_speed(a.device)) * 2 * SIDE**3 / least_seconds(lambda: float((a @ a)[0, 0]), ROUNDS)
+    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    device = accelerator or torch.device("cpu")
+    states, layer = torch.ones(SIDE, SIDE, device=device), linear_of_ones(SIDE, device)
+    with fast_products(layer):
+        seconds = least_seconds(lambda: float(layer(states)[0, 0]), ROUNDS)
+    return max(1.0, bfloat16_speed(states.device)) * 2 * SIDE**3 / seconds

@@ -1,10 +1,10 @@
-"""Products of few rows: oneDNN beside torch's own call of MKL, in milliseconds and operations per second.
+"""Products with a weight: oneDNN beside torch's own call of MKL, in milliseconds and operations per second.
 
-    python evaluations/benchmarks/few_rows.py [--d-in 1536] [--d-out 8960] [--out FILE.json]
+    python evaluations/benchmarks/products.py [--d-in 1536] [--d-out 8960] [--out FILE.json]
 
 Each is the fastest of a few runs over weights that do not fit into the processor's cache together: the product, and the
-gradient of its states. The ratio says how many times as fast oneDNN is. It should be above 1 up to `FEW` rows of a
-product and `FEW_BACK` of a gradient (`ffedit.model.few_rows`), or the choice there is wrong for this processor. Run it
+gradient of its states. The ratio says how many times as fast oneDNN is. It should be above 1 up to `ROWS` rows of a
+product and `ROWS_BACK` of a gradient (`ffedit.model.products`), or the choice there is wrong for this processor. Run it
 on an idle machine.
 """
 
@@ -19,9 +19,9 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from ffedit.inference.precision import least_seconds
-from ffedit.model.few_rows import FEW, product
+from ffedit.model.products import product
 
-ROWS = (1, 2, 4, 8, 16, 32, 64, 128, FEW, 2 * FEW)
+ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 WEIGHTS = 6
 Product = Callable[[Tensor, Tensor], Tensor]
 

@@ -1,12 +1,17 @@
-"""Few rows are multiplied by oneDNN: with the same result and gradient as by torch's own call, and nothing else is."""
+"""oneDNN multiplies where it is faster: with the results and gradients of torch's own call, and nowhere else."""
+
+from collections.abc import Callable
+from functools import partial
+from math import inf
 
 import pytest
 import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
+from transformers.pytorch_utils import Conv1D
 
-from ffedit.model import few_rows as module
-from ffedit.model.few_rows import FEW, few_rows
+from ffedit.model import products as module
+from ffedit.model.products import fast_products, limits
 
 pytestmark = pytest.mark.skipif(not module.AVAILABLE, reason="oneDNN is used on x86 processors only")
 
@@ -16,24 +21,42 @@ def layer(d_in: int = 768, d_out: int = 384, bias: bool = True) -> nn.Linear:
     return nn.Linear(d_in, d_out, bias).requires_grad_(False)
 
 
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("shape", [(1,), (3, 5), (1, FEW)])
-@pytest.mark.parametrize("few_back", [0, 64])
-def test_a_product_of_few_rows_and_its_gradient_are_those_of_torch(
-    monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...], bias: bool, few_back: int
+def conv(d_in: int = 768, d_out: int = 384) -> Conv1D:
+    torch.manual_seed(0)
+    return Conv1D(d_out, d_in).requires_grad_(False)
+
+
+@pytest.mark.parametrize(
+    ("about", "unit", "most"),
+    [
+        ("vendor_id: GenuineIntel", "AVX512", (256, 0)),
+        ("vendor_id: AuthenticAMD", "AVX2", (256, 64)),
+        ("vendor_id: AuthenticAMD", "AVX512", (inf, inf)),
+    ],
+)
+def test_the_most_rows_depend_on_the_processor(about: str, unit: str, most: tuple[float, float]) -> None:
+    assert limits(about, unit) == most
+
+
+@pytest.mark.parametrize("make", [layer, partial(layer, bias=False), conv])
+@pytest.mark.parametrize("shape", [(1,), (3, 5), (1, 300)])
+@pytest.mark.parametrize("most", [(256, 0), (256, 64), (inf, inf)])
+def test_a_product_and_its_gradient_are_those_of_torch(
+    monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...], make: Callable[[], nn.Module], most: tuple[float, float]
 ) -> None:
-    monkeypatch.setattr(module, "FEW_BACK", few_back)  # of Intel's processors, and of others
-    linear, states = layer(bias=bias), torch.randn(*shape, 768, requires_grad=True)
+    monkeypatch.setattr(module, "ROWS", most[0])
+    monkeypatch.setattr(module, "ROWS_BACK", most[1])
+    linear, states = make(), torch.randn(*shape, 768, requires_grad=True)
     weights = torch.randn(*shape, 384)
     expected = linear(states)
     (gradient,) = torch.autograd.grad((expected * weights).sum(), states)
-    with few_rows(linear):
+    with fast_products(linear):
         found = linear(states)
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(torch.autograd.grad((found * weights).sum(), states)[0], gradient, rtol=1e-5, atol=1e-5)
 
 
-def calls(monkeypatch: pytest.MonkeyPatch, linear: nn.Linear, states: torch.Tensor) -> int:
+def calls(monkeypatch: pytest.MonkeyPatch, linear: nn.Module, states: torch.Tensor) -> int:
     """Return how many products of `linear` are made by oneDNN."""
     made = []
 
@@ -43,29 +66,30 @@ def calls(monkeypatch: pytest.MonkeyPatch, linear: nn.Linear, states: torch.Tens
 
     product = module.product
     monkeypatch.setattr(module, "product", counted)
-    with few_rows(linear):
+    with fast_products(linear):
         linear(states)
     return len(made)
 
 
-@pytest.mark.parametrize("case", ["few", "many", "none", "small", "learned", "other dtype", "autocast"])
-def test_only_few_rows_of_a_large_fixed_float32_weight_are_multiplied_by_it(
+@pytest.mark.parametrize("case", ["few", "transposed", "many", "none", "small", "learned", "other dtype", "autocast"])
+def test_only_a_large_fixed_float32_weight_is_multiplied_by_it_with_few_rows(
     monkeypatch: pytest.MonkeyPatch, case: str
 ) -> None:
-    linear, rows = layer(), {"many": FEW + 1, "none": 0}.get(case, 2)
+    monkeypatch.setattr(module, "ROWS", 256)
+    linear, rows = conv() if case == "transposed" else layer(), {"many": 257, "none": 0}.get(case, 2)
     if case == "small":
         linear = layer(64, 64)
     if case == "learned":
         linear.requires_grad_(True)
     if case == "other dtype":
         linear = linear.double()
-    states = torch.randn(rows, linear.in_features, dtype=linear.weight.dtype)
+    states = torch.randn(rows, 64 if case == "small" else 768, dtype=linear.weight.dtype)
     with torch.autocast("cpu", torch.bfloat16, enabled=case == "autocast"):
-        assert calls(monkeypatch, linear, states) == (case == "few")
+        assert calls(monkeypatch, linear, states) == (case in ("few", "transposed"))
 
 
 def test_states_of_no_token_give_no_output_in_bfloat16() -> None:
-    with few_rows(linear := layer().bfloat16()):
+    with fast_products(linear := layer().bfloat16()):
         assert linear(torch.zeros(1, 0, 768, dtype=torch.bfloat16)).shape == (1, 0, 384)
 
 
@@ -82,7 +106,7 @@ def test_a_slice_of_states_is_multiplied_as_a_matrix_in_bfloat16(
     )
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
         expected = linear(last.contiguous())
-        with few_rows(linear):
+        with fast_products(linear):
             found = linear(last)
     assert shapes == [(3, 768)] and found.shape == expected.shape == (3, 1, 384)
     torch.testing.assert_close(found, expected)
@@ -90,7 +114,7 @@ def test_a_slice_of_states_is_multiplied_as_a_matrix_in_bfloat16(
 
 def test_a_layer_is_left_as_it_was_and_its_operations_are_counted() -> None:
     linear = layer()
-    with few_rows(linear), FlopCounterMode(display=False) as counter:
+    with fast_products(linear), FlopCounterMode(display=False) as counter:
         linear(torch.randn(2, 768))
     assert "forward" not in vars(linear)
     assert counter.get_total_flops() == 2 * 2 * 768 * 384
