@@ -7,11 +7,14 @@ Exit codes: 0 done; 1 an error in the input, shown in one line; 2 usage; 3 an ed
 
 from __future__ import annotations
 
+import atexit
 import importlib
 import os
 import sys
 import time
+from contextlib import suppress
 from io import TextIOWrapper
+from typing import NoReturn
 
 import rich_click as click
 
@@ -96,7 +99,18 @@ def main() -> None:
     for stream in (sys.stdin, sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")  # ? for what an ASCII terminal does not show, or is no text
-    sys.exit(invoke())
+    _exit(invoke())
+
+
+def _exit(code: int) -> NoReturn:
+    """End with `code`; after a command that loaded torch at once, since Python takes a second to free its objects."""
+    if "torch" in sys.modules:
+        atexit._run_exitfuncs()
+        with suppress(OSError, ValueError):  # what reads the output is gone: Python says so itself
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+    sys.exit(code)
 
 
 def invoke(arguments: list[str] | None = None) -> int:
