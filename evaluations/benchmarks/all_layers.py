@@ -43,9 +43,8 @@ def both_clocks(work: Callable[[], Any]) -> dict[str, float]:
 
 def product_seconds() -> dict[str, float]:
     """Seconds of one multiply-accumulate in a large product; median."""
-    left, right = torch.randn(4096, 1024), torch.randn(1024, 1024)
-    out = left @ right
-    each = [both_clocks(lambda: torch.mm(left, right, out=out)) for _ in range(7)]
+    multiply = measuring.large_product()
+    each = [both_clocks(multiply) for _ in range(7)]
     return {clock: median(seconds[clock] for seconds in each) / (4096 * 1024 * 1024) for clock in each[0]}
 
 
