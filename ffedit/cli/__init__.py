@@ -12,7 +12,6 @@ import importlib
 import os
 import sys
 import time
-from contextlib import suppress
 from io import TextIOWrapper
 from typing import NoReturn
 
@@ -106,10 +105,12 @@ def _exit(code: int) -> NoReturn:
     """End with `code`; after a command that loaded torch at once, since Python takes a second to free its objects."""
     if "torch" in sys.modules:
         atexit._run_exitfuncs()
-        with suppress(OSError, ValueError):  # what reads the output is gone: Python says so itself
+        try:
             sys.stdout.flush()
             sys.stderr.flush()
-            os._exit(code)
+        except (OSError, ValueError):  # what reads the output is gone, and Python says so
+            sys.exit(code)
+        os._exit(code)
     sys.exit(code)
 
 
