@@ -106,8 +106,9 @@ def _exit(code: int) -> NoReturn:
     if "torch" in sys.modules:
         atexit._run_exitfuncs()
         try:
-            sys.stdout.flush()
-            sys.stderr.flush()
+            for stream in (sys.stdout, sys.stderr):
+                if stream is not None:  # closed when the process began
+                    stream.flush()
         except (OSError, ValueError):  # what reads the output is gone, and Python says so
             sys.exit(code)
         os._exit(code)

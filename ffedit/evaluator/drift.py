@@ -15,7 +15,7 @@ the edited model runs on.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
@@ -47,9 +47,11 @@ DRIFT_ROWS, DRIFT_TOKENS = 16, 32
 # Length of the rows of a file.
 FILE_TOKENS = 128
 BUDGET = 2048
-# Numbers of the logits that are computed at a time, of each of the two models, and of those that are compared then: a
-# processor's cache holds these, and memory for more would be fetched from the system each time.
-LOGITS, PIECE = 2**25, 2**22
+# Numbers of the logits that are computed at a time, of each of the two models: enough for a fast product.
+LOGITS = 2**25
+# Of those that are compared at a time: a processor's cache holds them, and they are small enough for memory that glibc
+# keeps for the next ones.
+PIECE = 2**22
 NEIGHBOR_BYTES = 2**30
 
 
@@ -79,10 +81,11 @@ class GenericText:
         if kept is not None and (recalled := _recalled(kept)) is not None:
             self._states, self.perplexity = recalled
             return
-        self._states = self._run(editable)
-        self.perplexity = self._compare(editable, self._states[-1])[1]
+        every = [torch.cat(side) for side in zip(*(states for _, states in self._run(editable)), strict=True)]
+        self.perplexity = _scores(editable, self._compared(editable, range(len(self.rows)), every[-1]))[1]
+        self._states = every
         if kept is not None:
-            states = {"states": torch.stack(self._states)}
+            states = {"states": torch.stack(every)}
             cache.write(kept, partial(save_state, tensors=states, values=self.perplexity))
 
     def _kept(self) -> Path | None:
@@ -100,20 +103,22 @@ class GenericText:
 
         Or of `editable`, another model with the same tokenizer. Raises ModelError for numbers that are not finite.
         """
-        editable = editable or self._editable
-        return self._compare(editable, self._run(editable)[-1])
+        of = editable or self._editable
+        runs = self._run(of)
+        return _scores(of, (part for rows, states in runs for part in self._compared(of, rows, states[-1])))
 
-    @torch.no_grad()
-    def _run(self, editable: Editable) -> list[Tensor]:
-        """Run the rows and return the states that leave the last layer, [rows, tokens, d_model], on the CPU.
+    def _run(self, editable: Editable) -> Iterator[tuple[Sequence[int], list[Tensor]]]:
+        """Run the rows; yield some after others with the states that leave the last layer, [rows, tokens, d_model].
 
-        In front of them those that enter the layer, in the first run; later runs of this model begin with these.
+        In front of these, those that enter the layer, in the first run; later runs of this model begin with them. All
+        are on the CPU.
         """
         depth, layer = len(editable.layers), self._layer if editable is self._editable else None
         known = self._states[0] if self._states else None
         first = {} if layer is None or known is not None else {layer: editable.layers[layer]}
 
-        def states(rows: Sequence[int]) -> list[Tensor]:
+        @torch.no_grad()
+        def states(rows: Sequence[int]) -> tuple[Sequence[int], list[Tensor]]:
             ids = torch.tensor([self.rows[i] for i in rows])
             with capture(first, inputs=True) as entering, capture({depth: editable.layers[-1]}) as leaving:
                 if layer is None or known is None:
@@ -121,49 +126,57 @@ class GenericText:
                 else:
                     given = known[list(rows)].to(device_of(editable.layers[layer]))
                     replay.resume_after(editable, [], layer, ids, given, torch.zeros(0, 2, dtype=torch.long))
-            return [side.reshape(*ids.shape, -1).cpu() for side in (*entering.values(), *leaving.values())]
+            return rows, [side.reshape(*ids.shape, -1).cpu() for side in (*entering.values(), *leaving.values())]
 
-        return [torch.cat(side) for side in zip(*self._in_parts(states, BUDGET), strict=True)]
+        return self._in_parts(states, range(len(self.rows)), BUDGET)
 
-    @torch.no_grad()
-    def _compare(self, editable: Editable, states: Tensor) -> tuple[float, float]:
-        """Return drift and perplexity of `editable`, whose last layer gives `states` [rows, tokens, d_model]."""
-        start, unedited = len(editable.start_tokens), self._states[-1]
-        vocabulary = int(editable.model.config.get_text_config().vocab_size)
+    def _compared(self, editable: Editable, rows: Sequence[int], states: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield the log-probabilities of the tokens and the divergences at them, of some of `rows` after others.
+
+        `states` [rows, tokens, d_model] leave the last layer of `editable`. Divergences are 0 before any are kept.
+        """
+        start, vocabulary = len(editable.start_tokens), int(editable.model.config.get_text_config().vocab_size)
 
         def logits(of: Editable, side: Tensor) -> Sequence[Tensor]:
             every = of.logits_of(side.flatten(0, 1).to(device_of(of.layers[-1])))
             pieces: Sequence[Tensor] = every.split(max(1, PIECE // vocabulary))
             return pieces
 
-        def read(rows: Sequence[int]) -> tuple[Tensor, Tensor]:
-            ids = torch.tensor([self.rows[i] for i in rows])
+        def read(part: Sequence[int]) -> tuple[Tensor, Tensor]:
+            numbers = [rows[i] for i in part]
+            ids = torch.tensor([self.rows[i] for i in numbers])
+            now = logits(editable, states[list(part)])
+            before = logits(self._editable, self._states[-1][numbers]) if self._states else [None] * len(now)
             following, apart = list[Tensor](), list[Tensor]()
-            now = logits(editable, states[list(rows)])
-            before = now if states is unedited else logits(self._editable, unedited[list(rows)])
-            of_next = ids.roll(-1, 1).flatten().split(len(now[0]))
-            for new, old, token in zip(now, before, of_next, strict=True):
+            for new, old, token in zip(now, before, ids.roll(-1, 1).flatten().split(len(now[0])), strict=True):
                 log_probs = log_softmax(new).float()
                 following.append(log_probs.gather(-1, token[:, None].to(log_probs.device)).cpu())
-                apart.append(divergence(log_softmax(old).float().to(log_probs.device), log_probs).cpu())
+                if old is None:
+                    apart.append(torch.zeros(len(new)))
+                else:
+                    apart.append(divergence(log_softmax(old).float().to(log_probs.device), log_probs).cpu())
             said, moved = (torch.cat(side).view(ids.shape) for side in (following, apart))
             return said[:, max(0, start - 1) : -1].flatten(), moved[:, start:].flatten()
 
-        following, apart = (torch.cat(side) for side in zip(*self._in_parts(read, LOGITS // vocabulary), strict=True))
-        drift, text = float(apart.mean()), perplexity(following)
-        if not text < float("inf") or drift != drift:
-            raise ModelError(
-                f"{editable.name}: the probabilities of generic text are not finite (NaN), so there is no score; use "
-                "a sound checkpoint, or a smaller edit"
-            )
-        return drift, text
+        return self._in_parts(read, range(len(rows)), LOGITS // vocabulary)
 
-    def _in_parts(self, work: Callable[[Sequence[int]], Part], tokens: int) -> Iterator[Part]:
-        """Run `work` on the numbers of neighbouring rows that have about so many tokens together, in order."""
+    def _in_parts(self, work: Callable[[Sequence[int]], Part], rows: Sequence[int], tokens: int) -> Iterator[Part]:
+        """Run `work` on neighbouring `rows` that have about so many tokens together, in order."""
         size = max(1, tokens // len(self.rows[0]))
-        for first in range(0, len(self.rows), size):
-            rows = range(first, min(first + size, len(self.rows)))
-            yield from split_on_oom(work, rows, ModelError(NO_MEMORY))
+        for first in range(0, len(rows), size):
+            yield from split_on_oom(work, rows[first : first + size], ModelError(NO_MEMORY))
+
+
+def _scores(editable: Editable, compared: Iterable[tuple[Tensor, Tensor]]) -> tuple[float, float]:
+    """Return drift and perplexity of what `_compared` yields; ModelError where they are not finite."""
+    following, apart = (torch.cat(side) for side in zip(*compared, strict=True))
+    drift, text = float(apart.mean()), perplexity(following)
+    if not text < float("inf") or drift != drift:
+        raise ModelError(
+            f"{editable.name}: the probabilities of generic text are not finite (NaN), so there is no score; use "
+            "a sound checkpoint, or a smaller edit"
+        )
+    return drift, text
 
 
 def _recalled(kept: Path) -> tuple[list[Tensor], float] | None:

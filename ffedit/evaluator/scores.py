@@ -127,7 +127,7 @@ class LeftOut:
 
     score: str  # name of the score
     count: int  # number of items left out
-    what: str  # the items: "neighbors of 5 facts", "of 1200 rows of text"
+    what: str  # the items: "neighbors of 5 facts"
     reason: str  # why they were left out
 
     def __str__(self) -> str:

@@ -29,7 +29,7 @@ from ffedit.files.resuming import load_state, save_state
 from ffedit.inference import replay
 from ffedit.inference.distributed import ProcessGroup
 from ffedit.model.editable import Editable
-from ffedit.model.products import fast_products
+from ffedit.model.products import ROWS, fast_products
 
 logger = logging.getLogger(__name__)
 
@@ -77,12 +77,12 @@ def computed_in(editable: Editable, dtype: torch.dtype) -> AbstractContextManage
 def bfloat16_speed(device: torch.device) -> float:
     """Return how many times as fast as float32 a device multiplies in bfloat16, 0 where it does not; kept in the cache.
 
-    It is of a device, the version of torch and the number of threads.
+    It is of a device, the version of torch, the number of threads, and the rows that oneDNN multiplies.
     """
     unit = torch.backends.cpu.get_cpu_capability()
     if device.type != "cpu":
         unit = getattr(torch.get_device_module(device), "get_device_name", str)(device)  # Apple's has none
-    about = device.type, unit, platform.node(), torch.__version__, torch.get_num_threads()
+    about = device.type, unit, platform.node(), torch.__version__, torch.get_num_threads(), ROWS
     path = cache.path("speed", hashlib.sha256(repr(about).encode()).hexdigest()[:24], ".safetensors")
     try:
         return float(load_state(path, "holds no speed")[1])
@@ -107,8 +107,9 @@ def bfloat16_speed(device: torch.device) -> float:
 
 def linear_of_ones(side: int, device: torch.device) -> nn.Linear:
     """Return a linear layer of `side`² weights, each 1, to time products with."""
-    layer = nn.Linear(side, side, bias=False, device=device).requires_grad_(False)
-    layer.weight.fill_(1.0)
+    # Not initialised at first: that would draw from the generator of whoever calls.
+    layer: nn.Linear = torch.nn.utils.skip_init(nn.Linear, side, side, bias=False, device=device)
+    layer.requires_grad_(False).weight.fill_(1.0)
     return layer
 
 

@@ -67,7 +67,7 @@ def _total(hashed: Cache, name: str, weight: Tensor, flat: Tensor, sample: bytes
     """
     if type(weight) not in (Tensor, torch.nn.Parameter) or weight.is_meta or weight.is_inference():
         return _summed(flat)
-    state = weight.data_ptr(), weight._version, sample
+    state = weight.data_ptr(), weight._version, hash(sample)
     return int(_once(hashed, name, weight, state, lambda: _summed(flat)))
 
 

@@ -33,9 +33,9 @@ def limits(about: str, unit: str) -> tuple[float, float]:
 
     `about` is what names the processor's vendor, and `unit` what its vectors are called by torch.
     """
-    if "AMD" in about and unit == "AVX512":
+    if "AuthenticAMD" in about and unit == "AVX512":
         return float("inf"), float("inf")
-    return 256, 0 if "Intel" in about else 64
+    return 256, 0 if "GenuineIntel" in about else 64
 
 
 def _processor() -> str:

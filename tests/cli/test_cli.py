@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import io
 import json
+import sys
 from pathlib import Path
 
 import pytest
 from commands import Command, apply, here, loads, run, thorough_apply
-from shell import FACT, shell
+from shell import FACT, fork, shell
 
 import ffedit
-from ffedit import Edit
+from ffedit import Edit, cli
 
 __all__ = ["apply", "here", "run", "thorough_apply"]
 
@@ -156,3 +157,23 @@ def test_of_several_processes_the_first_tells_a_mistake_that_all_see(
         ran = shell(capsys, "show", "nowhere")
         assert ran.code == 1 and "nowhere" in ran.err
         assert len(waited) == int(rank)
+
+
+class Gone(io.StringIO):
+    """A stream whose reader ended."""
+
+    def flush(self) -> None:
+        raise BrokenPipeError
+
+
+@pytest.mark.parametrize("stream", ["open", "closed", "gone"])
+def test_a_command_ends_with_its_code_and_with_all_that_it_said(stream: str) -> None:
+    def end() -> int:
+        sys.stdout.write("said")
+        if stream != "open":
+            sys.stdout.flush()
+            sys.stdout = None if stream == "closed" else Gone()
+        cli._exit(3)
+
+    ended = fork(end)
+    assert (ended.code, ended.out) == (3, "said")

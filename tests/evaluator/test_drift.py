@@ -83,9 +83,15 @@ def test_another_model_is_measured_as_a_whole() -> None:
 def test_distributions_are_compared_a_few_rows_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     editable = zoo.trained("gpt2", True)
     edit, texts = write(editable, layer=1, max_delta_norm=5.0), list[tuple[float, ...]]()
-    for numbers in (drift.LOGITS, 1):
-        monkeypatch.setattr(drift, "LOGITS", numbers)
+    length, read, sizes = len(GenericText(editable).rows[0]), editable.logits_of, list[int]()
+    monkeypatch.setattr(editable, "logits_of", lambda states: (sizes.append(len(states)), read(states))[1])
+    for rows in (16, 3, 1):
+        monkeypatch.setattr(drift, "BUDGET", 2 * rows * length)
+        monkeypatch.setattr(drift, "LOGITS", rows * length * editable.vocabulary)
+        monkeypatch.setattr(drift, "PIECE", 5 * editable.vocabulary)  # which divides no row
+        sizes.clear()
         text = GenericText(editable)
         with edit.applied(editable):
             texts.append((text.perplexity, *text.measure()))
-    assert texts[1] == pytest.approx(texts[0], rel=1e-6)
+        assert max(sizes) == rows * length and sum(sizes) == 3 * 16 * length
+    assert texts[1] == pytest.approx(texts[0], rel=1e-6) and texts[2] == pytest.approx(texts[0], rel=1e-6)
