@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import io
 import json
 import sys
@@ -169,6 +170,7 @@ class Gone(io.StringIO):
 @pytest.mark.parametrize("stream", ["open", "closed", "gone"])
 def test_a_command_ends_with_its_code_and_with_all_that_it_said(stream: str) -> None:
     def end() -> int:
+        atexit._clear()  # what the parent would do at its end, such as to delete its folders
         sys.stdout.write("said")
         if stream != "open":
             sys.stdout.flush()
