@@ -34,8 +34,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 import ffedit
 from ffedit.editor.provenance import versions
-from ffedit.inference.precision import linear_of_ones
-from ffedit.model.products import fast_products
+from ffedit.inference.precision import float32_product
 
 sys.path.append(str(Path(__file__).parents[2] / "tests" / "reference"))  # the plain loops that benchmarks compare with
 MiB = 2**20
@@ -141,15 +140,9 @@ def matrix_entries(editable: ffedit.Editable) -> tuple[list[int], int]:
     return [sum(p.numel() for p in layer.parameters() if p.ndim == 2) for layer in editable.layers], weight.numel()
 
 
-def large_product() -> Callable[[], Tensor]:
+def large_product() -> Callable[[], float]:
     """Return a float32 product [4096, 1024] × [1024, 1024] as a model's linear layers compute it; it has run once."""
-    layer, states = linear_of_ones(1024, torch.device("cpu")), torch.randn(4096, 1024)
-
-    def multiply() -> Tensor:
-        with fast_products(layer):
-            product: Tensor = layer(states)
-        return product
-
+    multiply = float32_product(4096, 1024, torch.device("cpu"))
     multiply()
     return multiply
 

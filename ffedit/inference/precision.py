@@ -88,29 +88,37 @@ def bfloat16_speed(device: torch.device) -> float:
         return float(load_state(path, "holds no speed")[1])
     except (EditError, TypeError, ValueError):
         pass
-    states, layer = torch.ones(TOKENS, SIDE, device=device), linear_of_ones(SIDE, device)
+    states, weight = torch.ones(TOKENS, SIDE, device=device), torch.ones(SIDE, SIDE, device=device)
 
-    def compared(rows: Tensor) -> float:
-        """Return the ratio for a product of `rows`; autocast rounds the weight each time, too."""
-        with fast_products(layer):
-            own = least_seconds(lambda: float(layer(rows)[0, 0]))
-        return own / least_seconds(lambda: float((rows.bfloat16() @ layer.weight.bfloat16())[0, 0]))
+    def compared(rows: int) -> float:
+        """Return the ratio for a product of so many rows; autocast rounds the weight each time, too."""
+        own = least_seconds(float32_product(rows, SIDE, device))
+        return own / least_seconds(lambda: float((states[:rows].bfloat16() @ weight.bfloat16())[0, 0]))
 
     try:
-        times = compared(states[:TRIED])
-        times = compared(states) if times > SLOW else times
+        times = compared(TRIED)
+        times = compared(TOKENS) if times > SLOW else times
     except (RuntimeError, TypeError):  # each backend refuses in its own way
         times = 0.0
     cache.write(path, lambda made: save_state(made, {}, times))
     return times
 
 
-def linear_of_ones(side: int, device: torch.device) -> nn.Linear:
-    """Return a linear layer of `side`² weights, each 1, to time products with."""
+def float32_product(rows: int, side: int, device: torch.device) -> Callable[[], float]:
+    """Return a product of [rows, side] and [side, side] numbers, each 1, that runs as a model's layers do, to be timed.
+
+    It returns a number of its result, `side`.
+    """
     # Not initialised at first: that would draw from the generator of whoever calls.
     layer: nn.Linear = torch.nn.utils.skip_init(nn.Linear, side, side, bias=False, device=device)
     layer.requires_grad_(False).weight.fill_(1.0)
-    return layer
+    states = torch.ones(rows, side, device=device)
+
+    def multiply() -> float:
+        with fast_products(layer):
+            return float(layer(states)[0, 0])
+
+    return multiply
 
 
 def least_seconds(work: Callable[[], object], count: int = 3) -> float:

@@ -18,8 +18,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from ffedit.inference.precision import bfloat16_speed, least_seconds, linear_of_ones
-from ffedit.model.products import fast_products
+from ffedit.inference.precision import bfloat16_speed, float32_product, least_seconds
 from ffedit.progress import Progress
 
 logger = logging.getLogger(__name__)
@@ -78,7 +77,5 @@ def fastest_products() -> float:
     """Return the operations per second of the fastest of a few products on the CPU, or the accelerator."""
     accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     device = accelerator or torch.device("cpu")
-    states, layer = torch.ones(SIDE, SIDE, device=device), linear_of_ones(SIDE, device)
-    with fast_products(layer):
-        seconds = least_seconds(lambda: float(layer(states)[0, 0]), ROUNDS)
-    return max(1.0, bfloat16_speed(states.device)) * 2 * SIDE**3 / seconds
+    seconds = least_seconds(float32_product(SIDE, SIDE, device), ROUNDS)
+    return max(1.0, bfloat16_speed(device)) * 2 * SIDE**3 / seconds
