@@ -29,6 +29,7 @@ from ffedit.files.resuming import load_state, save_state
 from ffedit.inference import replay
 from ffedit.inference.distributed import ProcessGroup
 from ffedit.model.editable import Editable
+from ffedit.model.fingerprint import fingerprint
 from ffedit.model.products import ROWS, fast_products
 
 logger = logging.getLogger(__name__)
@@ -51,7 +52,9 @@ def averaging_dtype(editable: Editable) -> torch.dtype:
         return own
     if editable.averaging is None:
         times = bfloat16_speed(editable.device)
-        off = _differs(editable) if times >= FASTER else 0.0
+        off = 0.0
+        if times >= FASTER:
+            off = _kept("agreement", (*_machine(editable.device), fingerprint(editable)), lambda: _differs(editable))
         editable.averaging = torch.bfloat16 if times >= FASTER and off <= AGREES else own
         compared = f", keys differ by {off:.2g}" if times >= FASTER else ""
         words = "averages in %s: bfloat16 is %.2g times as fast as float32%s"
@@ -79,15 +82,30 @@ def bfloat16_speed(device: torch.device) -> float:
 
     It is of a device, the version of torch, the number of threads, and the rows that oneDNN multiplies.
     """
+    return _kept("speed", _machine(device), lambda: _measured_speed(device))
+
+
+def _machine(device: torch.device) -> tuple[object, ...]:
+    """Return what the numbers of a product on `device` depend on."""
     unit = torch.backends.cpu.get_cpu_capability()
     if device.type != "cpu":
         unit = getattr(torch.get_device_module(device), "get_device_name", str)(device)  # Apple's has none
-    about = device.type, unit, platform.node(), torch.__version__, torch.get_num_threads(), ROWS
-    path = cache.path("speed", hashlib.sha256(repr(about).encode()).hexdigest()[:24], ".safetensors")
+    return device.type, unit, platform.node(), torch.__version__, torch.get_num_threads(), ROWS
+
+
+def _kept(kind: str, about: tuple[object, ...], measure: Callable[[], float]) -> float:
+    """Return what `measure` returned for `about` the first time; it is kept in the cache."""
+    path = cache.path(kind, hashlib.sha256(repr(about).encode()).hexdigest()[:24], ".safetensors")
     try:
-        return float(load_state(path, "holds no speed")[1])
+        return float(load_state(path, "holds no number")[1])
     except (EditError, TypeError, ValueError):
-        pass
+        number = measure()
+        cache.write(path, lambda made: save_state(made, {}, number))
+        return number
+
+
+def _measured_speed(device: torch.device) -> float:
+    """Time products in both precisions and return their ratio, 0 where a device has no bfloat16."""
     states, weight = torch.ones(TOKENS, SIDE, device=device), torch.ones(SIDE, SIDE, device=device)
 
     def compared(rows: int) -> float:
@@ -97,11 +115,9 @@ def bfloat16_speed(device: torch.device) -> float:
 
     try:
         times = compared(TRIED)
-        times = compared(TOKENS) if times > SLOW else times
+        return compared(TOKENS) if times > SLOW else times
     except (RuntimeError, TypeError):  # each backend refuses in its own way
-        times = 0.0
-    cache.write(path, lambda made: save_state(made, {}, times))
-    return times
+        return 0.0
 
 
 def float32_product(rows: int, side: int, device: torch.device) -> Callable[[], float]:

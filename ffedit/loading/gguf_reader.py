@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from copy import copy
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,8 +40,9 @@ else:  # an extra, which is imported when a file is read
 
 VERSIONS = (2, 3)
 UNPACKING = "unpacking, million weights"  # a stage of progress
-PIECE = 2**18  # weights that are unpacked at once
-AHEAD = 2  # tensors that are unpacked while another is put into the model
+PIECE, PIECES = 2**18, 64  # weights that are unpacked at once, and how often by one call of a thread
+# Tensors that are unpacked while another is put into the model, and by how many threads: more wait for Python.
+AHEAD, THREADS = 2, 2
 
 
 def checked(name: str, file: Path) -> Any:
@@ -271,23 +272,23 @@ def _unpacked_ahead(name: str, reader: Any, progress: Progress) -> Iterator[None
     dequantize = gguf.dequantize
     done, total = 0, sum(int(tensor.n_elements) for tensor in reader.tensors)
 
-    def unpack(data: Any, kind: Any) -> Any:
-        weights = unpacked(data, kind, dequantize)
-        with np.errstate(all="ignore"):  # a sum is faster; only that of huge numbers overflows
-            sound = np.isfinite(weights.sum()) or np.isfinite(weights).all()
-        if not sound:
-            raise ModelError(f"{name}: damaged: some of its weights are NaN or infinite; fetch it anew")
-        return weights
+    with ThreadPoolExecutor(THREADS) as threads:
+        waiting, coming = iter(reader.tensors), deque[tuple[Any, Any, list[Future[Any]]]]()
 
-    with ThreadPoolExecutor(AHEAD) as threads:
-        waiting, coming = iter(reader.tensors), deque[tuple[Any, Future[Any]]]()
+        def begin(data: Any, kind: Any) -> None:
+            weights, parts = unpacked(data, kind, dequantize)
+            coming.append((data, weights, [threads.submit(part) for part in parts]))
 
         def next_of(data: Any, kind: Any) -> Any:
             nonlocal done
             for tensor in islice(waiting, AHEAD + 1 - len(coming)):
-                coming.append((tensor.data, threads.submit(unpack, tensor.data, tensor.tensor_type)))
-            in_order = coming and coming[0][0] is data
-            weights = coming.popleft()[1].result() if in_order else unpack(data, kind)
+                begin(tensor.data, tensor.tensor_type)
+            if not coming or coming[0][0] is not data:
+                begin(data, kind)
+                coming.rotate()
+            _, weights, parts = coming.popleft()
+            if not all(part.result() for part in parts):
+                raise ModelError(f"{name}: damaged: some of its weights are NaN or infinite; fetch it anew")
             done += weights.size
             progress(UNPACKING, round(done / 1e6), round(total / 1e6))
             return weights
@@ -312,21 +313,28 @@ class _Uncopied:
         return array if array.flags.writeable else np.copy(array)
 
 
-def unpacked(data: Any, kind: Any, dequantize: Callable[[Any, Any], Any]) -> Any:
-    """Return the weights of a tensor's bytes [.., bytes of a row]: as `gguf.dequantize` does, in pieces of fit size.
+def unpacked(data: Any, kind: Any, dequantize: Callable[[Any, Any], Any]) -> tuple[Any, list[Callable[[], bool]]]:
+    """Return an array for the weights of a tensor, float32, and the functions that fill its parts.
 
-    gguf takes 16 rows at a time: of long rows, what it computes on the way fits no processor's cache; of short ones,
-    its calls take longer than their work.
+    Each is unpacked as `gguf.dequantize` does, in pieces of fit size, and its function returns whether all its weights
+    are finite. gguf takes 16 rows at a time: of long rows, what it computes on the way fits no processor's cache; of
+    short ones, its calls take longer than their work.
     """
     block, size = gguf.GGML_QUANT_SIZES[kind]
-    if block == 1:
-        return dequantize(data, kind)
-    rows, each = data.reshape(-1, size), PIECE // block
-    weights = np.empty(len(rows) * block, dtype=np.float32)
-    for first in range(0, len(rows), each):
-        piece = dequantize(rows[first : first + each].reshape(1, -1), kind)
-        weights[first * block :][: piece.size] = piece[0]
-    return weights.reshape(*data.shape[:-1], -1)
+    shape = data.shape if data.dtype != np.uint8 else (*data.shape[:-1], data.shape[-1] // size * block)
+    blocks, weights = data.reshape(-1, 1 if data.dtype != np.uint8 else size), np.empty(shape, dtype=np.float32)
+    flat, each = weights.reshape(-1), PIECE // block
+
+    def fill(start: int) -> bool:
+        sound = True
+        for first in range(start, min(start + PIECES * each, len(blocks)), each):
+            piece = dequantize(blocks[first : first + each].reshape(1, -1), kind)[0]
+            flat[first * block :][: len(piece)] = piece
+            with np.errstate(all="ignore"):  # a sum is faster; only that of huge numbers overflows
+                sound &= bool(np.isfinite(piece.sum()) or np.isfinite(piece).all())
+        return sound
+
+    return weights, [partial(fill, start) for start in range(0, len(blocks), PIECES * each)]
 
 
 def _check_weights(name: str, reader: Any, model: Any) -> None:

@@ -37,7 +37,7 @@ from ffedit.files.tensor_ranges import FLOATS, contents
 from ffedit.inference.distributed import own_device
 from ffedit.loading.gguf import converted, has_weights, read_weights, source_of
 from ffedit.loading.names import EMBEDDED, NAMED, gguf_file, is_local
-from ffedit.loading.reading import check_declared, check_loaded, readable
+from ffedit.loading.reading import check_declared, check_loaded, readable, uncollected
 from ffedit.loading.verify import find_and_verify
 from ffedit.model.editable import Editable
 from ffedit.model.fingerprint import fingerprint
@@ -273,7 +273,7 @@ def read_tokenizer(opened: Opened) -> PreTrainedTokenizerBase:
     folder, absent = Path(opened.path), f"{opened.name}: no tokenizer in it (tokenizer.json was expected)"
     if folder.is_dir() and not any(any(folder.glob(pattern)) for pattern in TOKENIZERS):
         raise ModelError(absent)
-    with readable(f"{opened.name}: the tokenizer cannot be read"):
+    with readable(f"{opened.name}: the tokenizer cannot be read"), uncollected():
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(opened.path, **opened.common)
         special = tokenizer.all_special_tokens
         if len(tokenizer) <= len(special) and set(tokenizer.get_vocab()) <= set(special):

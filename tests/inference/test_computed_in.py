@@ -81,6 +81,21 @@ def test_a_model_whose_keys_differ_in_bfloat16_is_computed_in_float32(
     assert precision.averaging_dtype(model) == torch.float32
 
 
+def test_a_model_is_compared_once_and_again_when_it_is_another(
+    model: Editable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compared: list[Editable] = []
+    monkeypatch.setattr(precision, "_differs", lambda editable: compared.append(editable) or 0.0)
+    monkeypatch.setattr(precision, "fingerprint", lambda editable: editable.name)
+    other = zoo.shared("gpt2")
+    monkeypatch.setattr(other, "auto_dtype", True)
+    for editable in (model, other, model, other):
+        fast(monkeypatch, 3.0)
+        monkeypatch.setattr(other, "averaging", None)
+        assert precision.averaging_dtype(editable) == torch.bfloat16
+    assert compared == [model, other]
+
+
 def test_the_speed_is_measured_once_for_a_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     measured = []
     monkeypatch.setattr(precision, "least_seconds", lambda product: measured.append(product()) or 1.0)

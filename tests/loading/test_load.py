@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,18 @@ def test_folders_that_hold_no_model_are_refused(model: Path, tmp_path: Path) -> 
         (tmp_path / name).write_bytes((model / name).read_bytes())
     (tmp_path / "model.safetensors").write_bytes((model / "model.safetensors").read_bytes()[:5000])
     refusal(tmp_path)
+
+
+def test_python_collects_unused_objects_again_after_a_tokenizer_was_read_or_refused(
+    model: Path, tmp_path: Path
+) -> None:
+    ffedit.load(model)
+    assert gc.isenabled()
+    for name in ("config.json", "model.safetensors"):
+        (tmp_path / name).write_bytes((model / name).read_bytes())
+    (tmp_path / "tokenizer.json").write_text("{")
+    refusal(tmp_path)
+    assert gc.isenabled()
 
 
 def test_a_device_or_a_dtype_that_does_not_exist_is_refused_with_those_that_do(model: Path) -> None:
