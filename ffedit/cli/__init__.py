@@ -52,7 +52,7 @@ COLLECTED = 50_000
 # MB that is freed stays with the process, since new memory comes page by page, each at the price of a fault.
 KEPT = {-1: 2**31 - 1, -3: 2**28}
 # Variables by which a user sets them.
-OTHERWISE = {"GLIBC_TUNABLES", "MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_"}
+MALLOC = {"GLIBC_TUNABLES", "MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_"}
 # The headings of `--help`; what is named nowhere here stands under "Options".
 PANELS = {
     "The fact, instead of FACTS": ("--subject", "--prompt", "--target", "--previous"),
@@ -115,7 +115,7 @@ def main() -> None:
 
 def keep_memory() -> None:
     """Let the process keep memory that it frees; nothing where the C library is not glibc, or the user has set this."""
-    if sys.platform == "linux" and not os.environ.keys() & OTHERWISE and hasattr(library := ctypes.CDLL(None), "mallopt"):
+    if sys.platform == "linux" and not os.environ.keys() & MALLOC and hasattr(library := ctypes.CDLL(None), "mallopt"):
         for option, size in KEPT.items():
             library.mallopt(option, size)
 

@@ -203,7 +203,7 @@ def test_a_command_takes_memory_that_it_freed_before_new_memory() -> None:
 
 @pytest.mark.parametrize("told", [None, "GLIBC_TUNABLES", "MALLOC_TRIM_THRESHOLD_"])
 def test_what_a_user_tells_the_c_library_stands(told: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in cli.OTHERWISE:
+    for name in cli.MALLOC:
         monkeypatch.delenv(name, raising=False)
     if told is not None:
         monkeypatch.setenv(told, "1")
