@@ -136,7 +136,7 @@ def edit(
             that were given different things, or no solution.
     """
     check_model(editable)
-    config = config or preset("default", method)
+    config = preset("default", method) if config is None else config
     EditError.require(config, EditConfig, "an EditConfig was expected: ffedit.EditConfig(seed=1)")
     EditError.require(stats, (Corpus, Mapping, NoneType), "a text or its statistics were expected: ffedit.Corpus(path)")
     entries = (*config.key.protect, *as_protected("protect", protect))
@@ -152,7 +152,9 @@ def edit(
     )
     if layers is None:
         layers = auto_layer(editable, method).layer
-    return write(editable, facts, method, as_layers(layers), config, stats, preserve, progress, process_group)
+    given = [*(["statistics"] if stats is not None else []), *(["earlier edits"] if editable.history.known else [])]
+    made = write(editable, facts, method, as_layers(layers), config, stats, preserve, progress, process_group)
+    return made.noted(given=given) if given else made  # what a recipe has no option for
 
 
 def _identities(stats: Corpus | Mapping[Address, KeyMoments] | None) -> object:

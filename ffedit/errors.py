@@ -6,7 +6,6 @@ The command line shows an `FFEditError` as that line and never as a traceback.
 from collections.abc import Iterable
 from difflib import get_close_matches
 from numbers import Integral
-from textwrap import shorten
 from warnings import warn
 
 
@@ -22,10 +21,16 @@ def choices(name: object, known: Iterable[object]) -> str:
     return ", ".join(names) + meant(name, names)
 
 
+def _shorten(text: str, length: int) -> str:
+    """Return a text on one line, cut to `length` characters."""
+    line = " ".join(text.split())
+    return line if len(line) <= length else f"{line[: length - 2].rstrip()} …"
+
+
 def brief(error: BaseException) -> str:
     """Shorten the message of another library's error to one readable line, or return the name of its class."""
     said = f"there is no {error}" if isinstance(error, KeyError) else str(error)
-    return shorten(said, 200, placeholder=" …") or type(error).__name__
+    return _shorten(said, 200) or type(error).__name__
 
 
 def warn_renamed(old: str, new: str) -> None:
@@ -40,14 +45,14 @@ class FFEditError(Exception):
     def require(cls, value: object, kinds: type | tuple[type, ...], expected: str) -> None:
         """Raise this error unless `value` is of one of `kinds`; `expected` says what would be."""
         if not isinstance(value, kinds):
-            found = f"{shorten(repr(value), 60, placeholder=' …')} ({type(value).__name__})"
+            found = f"{_shorten(repr(value), 60)} ({type(value).__name__})"
             raise cls(f"found {found} where {expected}")
 
     @classmethod
     def whole(cls, name: str, value: object, least: int) -> int:
         """Return `value` as an int; raise this error unless it is a whole number of at least `least`."""
         if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
-            raise cls(f"{name} is {shorten(repr(value), 60)}; a whole number of at least {least} was expected")
+            raise cls(f"{name} is {_shorten(repr(value), 60)}; a whole number of at least {least} was expected")
         return int(value)
 
     @classmethod

@@ -4,13 +4,14 @@
 
 The base is written shard by shard and never loaded. An edit of two layers is exported in a process of its own, and
 verified in another, which compares tensors only. Memory is the most that each ever held (VmHWM of Linux), beside that
-of a process that only imports `ffedit.exporter`. Written to `export.json` beside this file.
+of a process that only imports `ffedit.exporter`. Written to `reports/benchmarks/export.json`.
 """
 
 from __future__ import annotations
 
 import json
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -21,7 +22,7 @@ from math import prod
 from pathlib import Path
 
 import torch
-from transformers import GPT2Config
+from transformers import AutoModelForCausalLM, GPT2Config, PreTrainedConfig
 
 from ffedit import Edit, Fact, LowRank
 from ffedit.files.shards import INDEX
@@ -29,7 +30,8 @@ from ffedit.files.tensor_ranges import contents, write
 from ffedit.loading.names import EMBEDDED
 from ffedit.model.memory import SAMPLE, Address
 
-LAYERS, WIDTH, VOCABULARY, POSITIONS, LAYERS_PER_SHARD = 48, 1600, 50257, 1024, 8
+WIDTH, VOCABULARY, LAYERS_PER_SHARD = 1600, 50257, 8
+GPT2_XL = GPT2Config(vocab_size=VOCABULARY, n_positions=1024, n_embd=WIDTH, n_layer=48, n_head=25, dtype="bfloat16")
 EDITED, RANK = (17, 30), 2
 OUT = Path(__file__).parents[1] / "reports" / "benchmarks" / "export.json"
 IDLE = "import json, ffedit.exporter; from verifying import peak; print(json.dumps(peak()))"
@@ -47,19 +49,6 @@ print(json.dumps({"peak": peak(), "verifying_peak": verifying, "tensors": done.c
 """
 
 
-def layer_shapes(i: int) -> dict[str, tuple[int, ...]]:
-    """The tensors of one layer of GPT-2."""
-    sizes = {
-        "ln_1.weight": (WIDTH,), "ln_1.bias": (WIDTH,),
-        "attn.c_attn.weight": (WIDTH, 3 * WIDTH), "attn.c_attn.bias": (3 * WIDTH,),
-        "attn.c_proj.weight": (WIDTH, WIDTH), "attn.c_proj.bias": (WIDTH,),
-        "ln_2.weight": (WIDTH,), "ln_2.bias": (WIDTH,),
-        "mlp.c_fc.weight": (WIDTH, 4 * WIDTH), "mlp.c_fc.bias": (4 * WIDTH,),
-        "mlp.c_proj.weight": (4 * WIDTH, WIDTH), "mlp.c_proj.bias": (WIDTH,),
-    }  # fmt: skip
-    return {f"transformer.h.{i}.{name}": shape for name, shape in sizes.items()}
-
-
 def numbers(shape: tuple[int, ...], generator: torch.Generator) -> Iterator[torch.Tensor]:
     """A random tensor, a million entries at a time."""
     left = prod(shape)
@@ -69,30 +58,22 @@ def numbers(shape: tuple[int, ...], generator: torch.Generator) -> Iterator[torc
         left -= count
 
 
-def write_base(folder: Path) -> int:
-    """Write the checkpoint; its bytes."""
+def write_base(folder: Path, config: PreTrainedConfig, layers_per_shard: int) -> int:
+    """Write a random checkpoint in bfloat16, which is never loaded; its bytes."""
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+    layers = {name: re.search(r"\.(?:h|layers)\.(\d+)\.", name) for name in shapes}
+    shards = {name: 0 if layer is None else int(layer[1]) // layers_per_shard + 1 for name, layer in layers.items()}
+    where = {name: f"model-{n + 1:05}-of-{max(shards.values()) + 1:05}.safetensors" for name, n in shards.items()}
     generator = torch.Generator().manual_seed(0)
-    ends = {"transformer.wte.weight": (VOCABULARY, WIDTH), "transformer.wpe.weight": (POSITIONS, WIDTH)}
-    ends |= {"transformer.ln_f.weight": (WIDTH,), "transformer.ln_f.bias": (WIDTH,)}
-    shards = [ends] + [
-        {name: shape for i in range(first, first + LAYERS_PER_SHARD) for name, shape in layer_shapes(i).items()}
-        for first in range(0, LAYERS, LAYERS_PER_SHARD)
-    ]
-    where, size = {}, 0
-    for n, shapes in enumerate(shards):
-        file = f"model-{n + 1:05}-of-{len(shards):05}.safetensors"
-        write(folder / file, {k: (torch.bfloat16, shape, numbers(shape, generator)) for k, shape in shapes.items()})
-        where |= dict.fromkeys(shapes, file)
-        size += 2 * sum(map(prod, shapes.values()))
-    index = {"metadata": {"total_size": size}, "weight_map": where}
-    (folder / INDEX).write_text(json.dumps(index, indent=2))
-    config = GPT2Config(
-        vocab_size=VOCABULARY, n_positions=POSITIONS, n_embd=WIDTH, n_layer=LAYERS, n_head=25, dtype="bfloat16"
-    )
-    config.architectures = ["GPT2LMHeadModel"]
+    for file in sorted(set(where.values())):
+        own = {name: shape for name, shape in shapes.items() if where[name] == file}
+        write(folder / file, {k: (torch.bfloat16, shape, numbers(shape, generator)) for k, shape in own.items()})
+    size = 2 * sum(map(prod, shapes.values()))
+    (folder / INDEX).write_text(json.dumps({"metadata": {"total_size": size}, "weight_map": where}, indent=2))
+    config.architectures = [type(model).__name__]
     config.save_pretrained(folder)
-    for path in EMBEDDED["atlas"].glob("tokenizer*"):
-        shutil.copyfile(path, folder / path.name)
     return size
 
 
@@ -126,7 +107,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as place:
         (base := Path(place) / "base").mkdir()
         began = time.perf_counter()
-        size = write_base(base)
+        size = write_base(base, GPT2_XL, LAYERS_PER_SHARD)
+        for path in EMBEDDED["atlas"].glob("tokenizer*"):
+            shutil.copyfile(path, base / path.name)
         print(f"base: {size / 1e9:.2f} GB in {len(list(base.glob('*.safetensors')))} shards, "
               f"written in {time.perf_counter() - began:.0f} s")  # fmt: skip
         random_edit(base).save(Path(place) / "edit")

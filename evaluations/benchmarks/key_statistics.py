@@ -28,6 +28,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 from typing import Any
+from unittest.mock import patch
 
 import click
 import measuring
@@ -82,15 +83,8 @@ def plain(editable: ffedit.Editable, ids: Tensor) -> list[Tensor]:
 @contextmanager
 def fresh_cache() -> Iterator[None]:
     """An empty cache for the length of a block."""
-    with tempfile.TemporaryDirectory() as folder:
-        before = os.environ.get("FFEDIT_CACHE")
-        os.environ["FFEDIT_CACHE"] = folder
-        try:
-            yield
-        finally:
-            os.environ.pop("FFEDIT_CACHE")
-            if before is not None:
-                os.environ["FFEDIT_CACHE"] = before
+    with tempfile.TemporaryDirectory() as folder, patch.dict(os.environ, FFEDIT_CACHE=folder):
+        yield
 
 
 def ours(editable: ffedit.Editable, path: Path, tokens: int) -> list[Tensor]:

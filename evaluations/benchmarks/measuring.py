@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import resource
 import sys
 import time
@@ -33,6 +32,7 @@ from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 import ffedit
+from ffedit.benchmark.hardware import processor
 from ffedit.editor.provenance import versions
 from ffedit.inference.precision import float32_product
 
@@ -220,7 +220,7 @@ def machine(threads: int, load: float) -> dict[str, Any]:
     """Where and with what it was measured; `load` is that of `load_before`."""
     return {
         "threads": threads,
-        "cpu": cpu_name(),
+        "cpu": processor(),
         "cores": os.cpu_count(),
         "load": {"before": load, "after": os.getloadavg()[0]},
         "dtype": "float32",
@@ -228,60 +228,10 @@ def machine(threads: int, load: float) -> dict[str, Any]:
     }
 
 
-def cpu_name() -> str:
-    """What the processor calls itself."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
-
-
-def draw(
-    found: Mapping[str, Sequence[Mapping[str, float]]],
-    path: Path,
-    lines: Mapping[str, str],
-    seconds: str,
-    axes: Mapping[str, str],
-) -> None:
-    """Seconds against sizes: one panel for each size, both axes logarithmic, one vertical scale.
-
-    Args:
-        found: by size, the points; each holds the size's value under its name, and "ffedit", "reference" and "ceiling".
-        path: of the figure.
-        lines: what "reference" and "ffedit" are called.
-        seconds: label of the vertical axis.
-        axes: labels of sizes whose names do not say enough.
-    """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    shape: dict[str, Any] = {"figsize": (9.6, 3.0), "sharey": True, "squeeze": False, "layout": "constrained"}
-    figure, (panels,) = pyplot.subplots(1, len(found), **shape)
-    for panel, (name, points) in zip(panels, found.items(), strict=True):
-        where = [point[name] for point in points]
-        least = [point["reference"] / point["ceiling"] for point in points]
-        panel.plot(where, [p["reference"] for p in points], "s-", color="#d55e00", label=lines["reference"])
-        panel.plot(where, [p["ffedit"] for p in points], "o-", color="#0072b2", label=lines["ffedit"])
-        panel.plot(where, least, ":", color="#000000", label=f"{lines['reference']} / ceiling")
-        panel.set_xscale("log", base=2)
-        panel.set_yscale("log")
-        panel.set_xticks(where, [f"{value:g}" for value in where])
-        panel.set_xlabel(axes.get(name, name))
-        panel.grid(alpha=0.3, which="major")
-        panel.spines[["top", "right"]].set_visible(False)
-    panels[0].set_ylabel(seconds)
-    panels[0].legend(frameon=False, fontsize="small")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150)
-    pyplot.close(figure)
-
-
 def finish(out: Path | None, report: Mapping[str, Any], equal: bool) -> None:
     """Write a report where `out` says, and exit with 1 where the two sides did not find the same."""
     if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     if not equal:
         sys.exit(1)

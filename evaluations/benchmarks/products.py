@@ -49,6 +49,7 @@ def main(d_in: int, d_out: int, out: Path | None) -> None:
         milliseconds = f"{1e3 * slow:.2f} and {1e3 * fast:.2f} ms"
         print(f"{count:4} rows, {name}: {milliseconds}, {speeds} GFLOP/s, {slow / fast:.2f} times as fast", flush=True)
     if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(json.dumps({"d_in": d_in, "d_out": d_out, "products": found}, indent=1) + "\n", encoding="utf-8")
 
 

@@ -7,8 +7,8 @@ model runs on all tokens and unembeds all of them.
 
 It is the oracle that effects are compared with and the opponent that speed is measured against. So it does nothing
 beyond what was published, neither waste (no cache is built, no graph, nothing is copied that the hooks do not need) nor
-cleverness. Two things are more general than the publication: an answer may have several tokens, and either part can be
-severed; with one token and nothing severed, this is the published loop.
+cleverness. One thing is more general than the publication: an answer may have several tokens; with one token, this is
+the published loop.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ from ffedit.model.hooks import tensor_of
 from ffedit.model.tokenization import Encoded
 
 Kind: TypeAlias = Literal["state", "feed_forward", "attention"]
-Part: TypeAlias = Literal["feed_forward", "attention"]
 Change: TypeAlias = Callable[[Tensor], object]
 
 
@@ -73,7 +72,6 @@ def trace(
     window: int = 1,
     samples: int = 10,
     seed: int = 0,
-    sever: Part | None = None,
     pairs: Iterable[tuple[int, int]] | None = None,
 ) -> Traced:
     """Trace one fact.
@@ -89,8 +87,6 @@ def trace(
         window: layers restored together; of no meaning for states.
         samples: corrupted rows.
         seed: of the noise.
-        sever: at the restored token, hold this part's outputs in all layers that are not restored at their values in
-            the corrupted run, sample by sample (section 2.2).
         pairs: which (layer, token) to restore; default all of the prompt.
     """
     depth, rows = len(editable.layers), samples + 1
@@ -114,17 +110,13 @@ def trace(
         return log_probs.gather(-1, answers)[..., 0].sum(-1).double().exp()
 
     restorable = _modules(editable, kind)
-    severed = [] if sever is None else _modules(editable, sever)
-    kept: list[Tensor] = []
-    without = run((module, lambda output: kept.append(output.clone())) for module in severed)
+    without = run(())
     corrupted = float(without[1:].mean())
     effects = np.full((depth, answer), np.nan)
     some = [(layer, token) for token in range(answer) for layer in range(depth)] if pairs is None else list(pairs)
     for layer, token in some:
         inside = [layer] if kind == "state" else window_around(layer, window, depth)
-        held = [i for i in range(len(severed)) if sever != kind or i not in inside]
         changes = [(restorable[i], _restoring(token)) for i in inside]
-        changes += [(severed[i], _holding(token, kept[i])) for i in held]
         effects[layer, token] = float(run(changes)[1:].mean()) - corrupted
     return Traced(effects, float(without[0]), corrupted, 1 + len(some))
 
@@ -180,14 +172,5 @@ def _restoring(token: int) -> Change:
 
     def change(output: Tensor) -> None:
         output[1:, token] = output[0, token]
-
-    return change
-
-
-def _holding(token: int, kept: Tensor) -> Change:
-    """Put back what the corrupted rows had at `token`, from `kept` [rows, tokens, d_model]."""
-
-    def change(output: Tensor) -> None:
-        output[1:, token] = kept[1:, token]
 
     return change

@@ -262,6 +262,7 @@ def main(model: str, counts: str, of_plain: int, out: Path | None, plot: Path | 
     rows = measure(model, [int(count) for count in counts.split(",")], of_plain, show)
     report = {"model": model, "layer": LAYERS[model], "rows": rows, "seed": SEED, **measuring.machine(threads, load)}
     if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     if plot is not None:
         draw(rows, plot, f"{model}, layer {LAYERS[model]}, {threads} threads")

@@ -6,10 +6,11 @@ Two settings, float32: records of `evaluations/data/atlas-counterfact.json` on A
 random weights records of as many prompts (one, 2 paraphrases, 10 neighbors, 2 of the same subject), of 8 to 14
 tokens, with objects of one or two tokens. Every prompt of every kind is scored before and after a change of one value
 matrix: both objects' likelihoods, teacher-forced tokens, free generation, divergence on neighbors. The preparation of
-the questions is in the seconds of both sides.  Both sides take turns on the same records, a part of them at a time,
-after a warm-up; who begins changes from part to part.      ratio      seconds of the plain loop / of ffedit, over all
-records; and part by part: median, smallest, largest     equal      largest difference of a score of a fact, before or
-after
+the questions is in the seconds of both sides. Both sides take turns on the same records, a part of them at a time,
+after a warm-up; the side that begins changes from part to part.
+
+    ratio      seconds of the plain loop / of ffedit, over all records; and part by part: median, smallest, largest
+    equal      largest difference of a score of a fact, before or after
 """
 
 from __future__ import annotations

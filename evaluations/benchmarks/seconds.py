@@ -136,6 +136,7 @@ def main(model: str, data: Path, count: int, rounds: int, stages: bool, publishe
             steps = f"{published} of {PUBLISHED_STEPS} steps, in proportion"
             print(f"published, {steps}: {loop['seconds']:.1f} s, {times:.1f} times as long")
     if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(json.dumps(machine(threads, load) | found, indent=1) + "\n", encoding="utf-8")
 
 

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
@@ -245,6 +245,37 @@ def show(row: dict[str, Any]) -> None:
     )
 
 
+def draw(found: Mapping[str, Sequence[Mapping[str, float]]], path: Path) -> None:
+    """Draw seconds against sizes: one panel for each size, both axes logarithmic, one vertical scale.
+
+    `found` are by size the points; each holds the size's value under its name, "ffedit", "reference" and "ceiling".
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    shape: dict[str, Any] = {"figsize": (9.6, 3.0), "sharey": True, "squeeze": False, "layout": "constrained"}
+    figure, (panels,) = pyplot.subplots(1, len(found), **shape)
+    for panel, (name, points) in zip(panels, found.items(), strict=True):
+        where = [point[name] for point in points]
+        least = [point["reference"] / point["ceiling"] for point in points]
+        panel.plot(where, [p["reference"] for p in points], "s-", color="#d55e00", label="published loop")
+        panel.plot(where, [p["ffedit"] for p in points], "o-", color="#0072b2", label="ffedit")
+        panel.plot(where, least, ":", color="#000000", label="published loop / ceiling")
+        panel.set_xscale("log", base=2)
+        panel.set_yscale("log")
+        panel.set_xticks(where, [f"{value:g}" for value in where])
+        panel.set_xlabel({"tokens": "tokens of the prompt", "samples": "corrupted samples"}.get(name, name))
+        panel.grid(alpha=0.3, which="major")
+        panel.spines[["top", "right"]].set_visible(False)
+    panels[0].set_ylabel("seconds per trace of states")
+    panels[0].legend(frameon=False, fontsize="small")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=150)
+    pyplot.close(figure)
+
+
 @click.command()
 @click.option("--out", type=click.Path(path_type=Path), help="Results as JSON.")
 @click.option("--rounds", type=click.IntRange(min=1), help="Default 5; 1 with --quick.")
@@ -281,9 +312,7 @@ def main(
     found = {}
     if plot:
         found = scaling(quick)
-        lines = {"reference": "published loop", "ffedit": "ffedit"}
-        axes = {"tokens": "tokens of the prompt", "samples": "corrupted samples"}
-        measuring.draw(found, plot, lines, "seconds per trace of states", axes)
+        draw(found, plot)
     report = {
         "settings": rows,
         "scaling": found,

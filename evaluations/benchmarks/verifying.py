@@ -17,7 +17,7 @@ from unittest.mock import patch
 import psutil
 
 from ffedit.exporter import Exported, export, subprocess_check, verification
-from ffedit.files.fresh_process import run_module
+from ffedit.exporter.subprocess_check import run_module
 
 
 def peak() -> int:

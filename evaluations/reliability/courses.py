@@ -268,9 +268,9 @@ def _run(folder: Path, words: Sequence[str], before: Callable[[], None] | None, 
         signal.signal(signal.SIGINT, signal.default_int_handler)
         stop_clock()
         from ffedit.cli import invoke
-        from ffedit.files import fresh_process
+        from ffedit.exporter import subprocess_check
 
-        fresh_process.subprocess = SimpleNamespace(run=verify_forked)  # type: ignore[assignment]
+        subprocess_check.subprocess = SimpleNamespace(run=verify_forked)  # type: ignore[assignment]
         if before is not None:
             before()
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])

@@ -2,7 +2,7 @@
 
     python evaluations/scripts/atlas_trace.py
 
-writes `atlas-trace.json` and `atlas-trace.png` beside this file. What the theory predicts (ROME, arXiv 2202.05262,
+writes `atlas-trace.json` and `atlas-trace.png` to `reports/`. What the theory predicts (ROME, arXiv 2202.05262,
 section 2.2): an early site at the subject's last token, where feed-forward outputs bring the fact back and severing
 them loses it; and a late site at the prompt's last token, where attention brings it. An interrupted run goes on.
 """

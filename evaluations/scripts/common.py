@@ -34,6 +34,7 @@ def sharing(facts: Sequence[ffedit.Fact]) -> str:
 
 def keep(path: Path, content: Mapping[str, Any]) -> None:
     """Write a report as JSON, in one step, so that what is there is whole at any time."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     made = path.with_name(f".{path.name}")
     made.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     os.replace(made, path)

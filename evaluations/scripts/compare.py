@@ -13,7 +13,7 @@ one edit. --way published-code runs the published code itself, from a checkout (
 
 import itertools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -147,6 +147,13 @@ def main(
     }
     journals = {way: Journal(out / f"{way}.jsonl", {**settings, "way": way, **told[way]}) for way in ways}
 
+    def updates_of(make: Callable[..., Any], *given: Any, **named: Any) -> Mapping[ffedit.Address, Any]:
+        """Return the updates of an edit; one that cannot be made counts as one that changes nothing."""
+        try:
+            return make(*given, **named).updates
+        except ffedit.FFEditError:
+            return {}
+
     def edited(way: str, fact: Fact) -> Any:
         """Return the edit of one fact in one way: something with `updates`."""
         if way == "ffedit":
@@ -162,8 +169,8 @@ def main(
             if name_of(fact) in facts_done(journal):
                 continue
             with timed(spent := {}):
-                edit = edited(way, fact)
-            ((before, after, says),) = examiner.scores([fact], edit.updates)
+                updates = updates_of(edited, way, fact)
+            ((before, after, says),) = examiner.scores([fact], updates)
             journal.add({**named(fact), "before": before, "after": after, "says": says, **spent})
         examiner.forget()
         print(f"{i + 1}/{len(facts)}", flush=True)
@@ -174,9 +181,9 @@ def main(
             if {name_of(fact) for fact in group} <= facts_done(journals[name]):
                 continue
             with timed(spent := {}):
-                edit = write(group, layers=where, stats=stats)
+                updates = updates_of(write, group, layers=where, stats=stats)
             each = {key: value / len(group) for key, value in spent.items()}
-            for fact, (before, after, says) in zip(group, examiner.scores(group, edit.updates), strict=True):
+            for fact, (before, after, says) in zip(group, examiner.scores(group, updates), strict=True):
                 journals[name].add({**named(fact), "before": before, "after": after, "says": says, **each})
             examiner.forget()
     found = {path.stem: read_journal(path)[1:] for path in sorted(out.glob("*.jsonl"))}

@@ -68,14 +68,8 @@ class Frequencies:
 
 @dataclass(frozen=True)
 class Shallow:
-    """The most frequent endings of the triggers of one key."""
+    """The share of one key's triggers with a frequent ending."""
 
-    last: int  # the most frequent last token of the triggers
-    last_share: float  # share of the triggers that end in it
-    last_chance: float  # share of the text's tokens that are this one
-    pair: tuple[int, int] | None  # the most frequent last two tokens; None where all triggers are one token long
-    pair_share: float  # share of the triggers that end in them
-    pair_chance: float  # share of the text's pairs that are this one
     covered: float  # share of the triggers that a shallow pattern covers
     is_shallow: bool  # whether `covered` is at least half
 
@@ -89,18 +83,7 @@ class Shallow:
         counts = Counter(lasts) + Counter(pair for pair in pairs if len(pair) == 2)
         patterns = {ending for ending, count in counts.items() if _surprising(count, len(triggers), text.share(ending))}
         covered = sum(bool({last, pair} & patterns) for last, pair in zip(lasts, pairs, strict=True)) / len(triggers)
-        last = max(lasts, key=counts.__getitem__)
-        best = max((pair for pair in pairs if len(pair) == 2), key=counts.__getitem__, default=None)
-        return cls(
-            last=last[0],
-            last_share=counts[last] / len(triggers),
-            last_chance=text.share(last),
-            pair=None if best is None else (best[0], best[1]),
-            pair_share=0.0 if best is None else counts[best] / len(triggers),
-            pair_chance=0.0 if best is None else text.share(best),
-            covered=covered,
-            is_shallow=covered >= SHALLOW,
-        )
+        return cls(covered, covered >= SHALLOW)
 
 
 def _surprising(count: int, triggers: int, chance: float) -> bool:

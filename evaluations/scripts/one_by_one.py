@@ -6,7 +6,7 @@ alike. The scores before are asked once for a fact. Intervals are over subjects,
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -113,34 +113,12 @@ def columns_of(lines: Sequence[Mapping[str, Any]], facts: Sequence[str], when: s
     return {**found, **{name: [line[name] for line in some] for name in ("subject", "seconds", "processor_seconds")}}
 
 
-def harmonic(columns: Columns) -> Callable[[np.ndarray], np.ndarray]:
-    """Return the harmonic mean, over the four rates that were measured, of their means with weights [draws, facts]."""
-    parts = [array for name in FOUR if not np.isnan(array := _array(columns[name])).all()]
-
-    def of(weights: np.ndarray) -> np.ndarray:
-        with np.errstate(divide="ignore"):
-            return np.asarray(len(parts) / sum(1 / _means(part, weights) for part in parts))
-
-    return of
-
-
-def mean(columns: Columns, name: str) -> Callable[[np.ndarray], np.ndarray]:
-    """Return the mean of one measure with weights [draws, facts]."""
-    values = _array(columns[name])
-    return lambda weights: _means(values, weights)
-
-
-def measured(columns: Columns, name: str) -> Callable[[np.ndarray], np.ndarray]:
-    """Return the mean of `name`, or the harmonic mean of the four under the name "harmonic"."""
-    return harmonic(columns) if name == "harmonic" else mean(columns, name)
-
-
 def interval(columns: Columns, name: str, against: Columns | None = None) -> bootstrap.Interval | None:
     """A mean over facts with its 95 % interval over subjects; with `against`, the paired difference to it.
 
     `against` is of the same facts. None where nothing was measured.
     """
-    count, subjects = len(columns["seconds"]), columns["subject"]
+    subjects = columns["subject"]
     sides = [columns] if against is None else [columns, against]
     if any(name != "harmonic" and np.isnan(_array(side[name])).all() for side in sides):
         return None
@@ -148,14 +126,9 @@ def interval(columns: Columns, name: str, against: Columns | None = None) -> boo
         if against is None:
             return intervals({name: columns[name]}, subjects=subjects).get(name)
         return changes({name: against[name]}, {name: columns[name]}, subjects).get(name)
-    drawn = bootstrap.draws(count, SEED, DRAWS, bootstrap.clusters_of(subjects))
-    once, weights = np.ones((1, count)), np.concatenate(list(drawn))
-
-    def value(w: np.ndarray) -> np.ndarray:
-        found = [measured(side, name)(w) for side in sides]
-        return found[0] - found[1] if len(found) > 1 else found[0]
-
-    return bootstrap.percentile_interval(float(value(once)[0]), value(weights))
+    drawn = [_means(side, FOUR if name == "harmonic" else (name,), bootstrap.clusters_of(subjects)) for side in sides]
+    values = drawn[0] - drawn[1] if len(drawn) > 1 else drawn[0]
+    return bootstrap.percentile_interval(float(values[0]), values[1:])
 
 
 def shown(found: bootstrap.Interval | None, signed: bool = False, places: int = 3) -> str:
@@ -170,7 +143,9 @@ def _array(values: Sequence[float | None]) -> np.ndarray:
     return np.array([np.nan if value is None else value for value in values], dtype=np.float64)
 
 
-def _means(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """Means of what was measured, [draws]; NaN where nothing of it was drawn."""
-    with np.errstate(invalid="ignore"):
-        return np.asarray((weights @ np.nan_to_num(values)) / (weights @ ~np.isnan(values)))
+def _means(columns: Columns, names: Sequence[str], clusters: np.ndarray) -> np.ndarray:
+    """Return the mean of a measure, or the harmonic mean of those measured: over all facts, then in each draw."""
+    values = np.stack([array for name in names if not np.isnan(array := _array(columns[name])).all()], 1)
+    means = np.vstack([np.nanmean(values, 0), bootstrap.mean_draws(values, SEED, DRAWS, clusters)])
+    with np.errstate(divide="ignore"):
+        return means[:, 0] if len(names) == 1 else np.asarray(values.shape[1] / (1 / means).sum(1))

@@ -40,11 +40,11 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from rivals import matrix_of
+from rivals import RankOne, matrix_of
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from ffedit import Address, Editable, Fact, FFEditError, KeyValueMemory, LowRank
+from ffedit import Editable, Fact, FFEditError, KeyValueMemory
 from ffedit.model.hooks import frozen
 
 NUMBERS = Path("hparams", "ROME", "gpt2-xl.json")
@@ -64,28 +64,6 @@ class Checkout:
     main: ModuleType
     compute_u: ModuleType
     numbers: Any
-
-
-@dataclass(frozen=True, eq=False)
-class CodeUpdate:
-    """Δ = left rightᵀ as the published code gives it.
-
-    Attributes:
-        address: of the value matrix that it is for.
-        left: [d_model], float64; in the code, the right vector.
-        right: [d_ff], float64, of length 1; in the code, the left vector.
-        losses: before each step, nats, to the three places that the code prints.
-    """
-
-    address: Address
-    left: Tensor
-    right: Tensor
-    losses: tuple[float, ...]
-
-    @property
-    def updates(self) -> dict[Address, LowRank]:
-        """Return the change by address, as of an `ffedit.Edit`."""
-        return {self.address: LowRank(self.left[:, None], self.right[None])}
 
 
 def open_checkout(folder: Path) -> Checkout:
@@ -117,8 +95,10 @@ def published_code(
     prefixes: Sequence[str],
     checkout: Checkout,
     rate: float = 0.5,
-) -> CodeUpdate:
+) -> RankOne:
     """Let the published code compute the update that writes `fact`.
+
+    In the code, `left` is the right vector and `right`, of length 1, the left one; losses have three decimals.
 
     Args:
         editable: the model, in float32; the code changes its weights and puts them back.
@@ -145,7 +125,7 @@ def published_code(
         deltas = checkout.main.execute_rome(editable.model, editable.tokenizer, request, numbers)
     ((right, left),) = deltas.values()
     losses = tuple(float(loss) for loss in re.findall(r"^loss (\S+) =", printed.getvalue(), re.MULTILINE))
-    return CodeUpdate(memory.address, left.double(), right.double(), losses)
+    return RankOne(memory.address, left.double(), right.double(), losses)
 
 
 def numbers_for(memory: KeyValueMemory, editable: Editable, checkout: Checkout, rate: float) -> Any:

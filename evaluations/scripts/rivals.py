@@ -13,7 +13,6 @@ corrects); the divergence is read at the prompt's last token, as the paper has i
 be 25 steps, as later work takes, not 20. `published_code` runs the code itself.
 """
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import log
@@ -35,30 +34,37 @@ DONE = 0.6
 
 @dataclass(frozen=True, eq=False)
 class RankOne:
-    """Δ = left rightᵀ, and how it came about.
+    """Δ = left rightᵀ.
 
     Attributes:
         address: of the value matrix that it is for.
         left: [d_model], float64.
         right: [d_ff], float64.
-        key: k*, [d_ff], float64.
-        value: v*, [d_model], float64: (W + Δ) k* = v*.
         losses: before each step, nats.
-        seconds: that it took.
     """
 
     address: Address
     left: Tensor
     right: Tensor
-    key: Tensor
-    value: Tensor
     losses: tuple[float, ...]
-    seconds: float
 
     @property
     def updates(self) -> dict[Address, LowRank]:
         """Return the change by address, as of an `ffedit.Edit`."""
         return {self.address: LowRank(self.left[:, None], self.right[None])}
+
+
+@dataclass(frozen=True, eq=False)
+class Solved(RankOne):
+    """Δ with the key and the value that it was solved for.
+
+    Attributes:
+        key: k*, [d_ff], float64.
+        value: v*, [d_model], float64: (W + Δ) k* = v*.
+    """
+
+    key: Tensor
+    value: Tensor
 
 
 def published_rome(
@@ -69,7 +75,7 @@ def published_rome(
     prefixes: Sequence[str],
     steps: int = 25,
     rate: float = 0.5,
-) -> RankOne:
+) -> Solved:
     """Write `fact` as published.
 
     Args:
@@ -81,7 +87,7 @@ def published_rome(
         steps: forward passes, at most.
         rate: Adam's; 0.5 for GPT-2 XL.
     """
-    started, memory = time.perf_counter(), matrix_of(editable, layer)
+    memory = matrix_of(editable, layer)
     stating = [state(editable, fact, prefix) for prefix in ("", *prefixes)]
     essence = editable.encode(ESSENCE.format(fact.subject), span=(0, len(fact.subject)))
     losses: list[float] = []
@@ -103,12 +109,12 @@ def published_rome(
             adam.step()
             with torch.no_grad():
                 delta *= (4 * size / delta.norm()).clamp(max=1.0)
-    return rank_one(memory, key, delta.detach(), C, losses, started)
+    return rank_one(memory, key, delta.detach(), C, losses)
 
 
 def plain_rank_one(
     editable: Editable, fact: Fact, layer: int, C: Tensor | None, prefixes: Sequence[str], steps: int = 40
-) -> RankOne:
+) -> Solved:
     """Write `fact` by the plainest means that know no units: a few prefixes, Adam in multiples of ‖W k*‖, no KL.
 
     Args:
@@ -119,7 +125,7 @@ def plain_rank_one(
         prefixes: texts before the prompt, by `sampled_prefixes(editable, FEW)`; the bare prompt comes on top.
         steps: of Adam, at most; it ends where every context gives the new object a probability of `DONE`.
     """
-    started, memory = time.perf_counter(), matrix_of(editable, layer)
+    memory = matrix_of(editable, layer)
     stating = [state(editable, fact, prefix) for prefix in ("", *prefixes)]
     losses: list[float] = []
     with frozen(editable.model):
@@ -140,17 +146,15 @@ def plain_rank_one(
             adam.step()
             with torch.no_grad():
                 z *= (4 * len(z) ** 0.5 / z.norm()).clamp(max=1.0)
-    return rank_one(memory, key, unit * z.detach(), C, losses, started)
+    return rank_one(memory, key, unit * z.detach(), C, losses)
 
 
-def rank_one(
-    memory: KeyValueMemory, key: Tensor, delta: Tensor, C: Tensor | None, losses: Sequence[float], started: float
-) -> RankOne:
+def rank_one(memory: KeyValueMemory, key: Tensor, delta: Tensor, C: Tensor | None, losses: Sequence[float]) -> Solved:
     """Return the smallest change, in the norm of C, that moves what `key` gives by `delta`."""
     u = key if C is None else torch.linalg.solve(C.to(key), key)
     value = memory.value.double() @ key + delta.double()
     right = u / (u @ key)
-    return RankOne(memory.address, delta.double(), right, key, value, tuple(losses), time.perf_counter() - started)
+    return Solved(memory.address, delta.double(), right, tuple(losses), key, value)
 
 
 def matrix_of(editable: Editable, layer: int) -> KeyValueMemory:

@@ -58,7 +58,6 @@ MODELS = {
 }
 SAMPLES = 10  # corrupted runs of a trace
 MEASURED = ("reach", "reach_least", "leak", "leak_high", "leak_look_alikes")
-QUALITIES = ("mean", "harmonic", *FOUR)
 FITTED = ("share of the effect", "reach", "log leak")
 Row = Mapping[str, Any]
 

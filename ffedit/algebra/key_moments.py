@@ -11,7 +11,7 @@ Convergence: batches go in turn to two independent halves, a and b. C is needed 
 an update that writes to the key k: of all that add δ at k, its update adds least elsewhere, (uᵀx)δ at a key x. What an
 estimate of C costs is that u adds more to *other* text than to the text it was solved with, since it is fitted to it:
 
-    ρ² = mean over a few k of (u_aᵀC_a u_a · u_bᵀC_b u_b) / (u_aᵀC_b u_a · u_bᵀC_a u_b),  geometric
+    ρ⁴ = mean over a few k of (u_aᵀC_a u_a · u_bᵀC_b u_b) / (u_aᵀC_b u_a · u_bᵀC_a u_b),  geometric
 
 With γ = d / n, n independent keys of d free directions, the mean of (uᵀx)² is v(1 − γ) over the text that u was solved
 with and v / (1 − γ) over any other, where v is what C of endless text leaves (the least variance of a portfolio: Kan
@@ -195,7 +195,7 @@ def added(total: Tensor, count: int, ridge: float) -> float:
 
 
 def solved(C: Tensor, keys: Tensor, shift: float = 0.0) -> Tensor:
-    """Return u = C⁻¹k / (kᵀC⁻¹k), [d_ff, n], for `keys` [n, d_ff]: right factors of their updates (`rank_one`).
+    """Return u = C⁻¹k / (kᵀC⁻¹k), [d_ff, n], for `keys` [n, d_ff]: right factors of their updates (`equality`).
 
     C is taken with `shift` added to its diagonal; u is the same for any multiple of both.
     """

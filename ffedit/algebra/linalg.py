@@ -123,7 +123,6 @@ def factor_(C: Tensor) -> Tensor:
 
     What is upper to LAPACK, which counts by columns, is lower by rows.
     """
-    # What is upper to LAPACK, which counts by columns, is lower by rows.
     info = torch.zeros((), dtype=torch.int32, device=C.device)
     torch.linalg.cholesky_ex(C.mT, upper=True, out=(C.mT, info))
     return _checked(C, info)

@@ -66,8 +66,9 @@ def saved(path: Path, make: Callable[[], Edit], group: ProcessGroup) -> Edit:
         edit = make()
 
         def save() -> None:
+            shutil.rmtree(path, ignore_errors=True)  # a folder without weights is not replaced
             with needed():
-                edit.save(path, force=True)
+                edit.save(path)
 
         group.by_first(save)
         if group.size == 1:

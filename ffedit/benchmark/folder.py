@@ -163,7 +163,8 @@ def needed() -> Iterator[None]:
 def earlier(folder: Path, run: Mapping[str, Any], force: bool) -> tuple[dict[str, Any], list[str]]:
     """Read the settings and the machines from the manifest of a claimed folder; both empty where it has no results.
 
-    `run` holds the settings known so far of the run that is to continue there; with `force`, results are deleted.
+    `run` holds the settings known so far of the run that is to continue there; with `force`, there is none
+    (`delete_results`).
 
     Raises:
         EditError: results of another run or version, a damaged manifest, or files other than results.
@@ -172,14 +173,9 @@ def earlier(folder: Path, run: Mapping[str, Any], force: bool) -> tuple[dict[str
     for inside, _, _ in os.walk(folder / EDITS):
         sweep(Path(inside))
     if force:
-        own = [path for name in OWN for path in folder.glob(name)]
-        if (other := _other(folder, own)) is not None:
+        if (other := _other(folder, _results(folder))) is not None:
             raise EditError(f"{folder}: holds {other}, which is not a result of `ffedit bench`; name a new folder")
-        for entry in own:
-            if entry.is_dir():
-                shutil.rmtree(entry)
-            else:
-                entry.unlink()
+        return {}, []
     if not path.exists():
         if (other := _other(folder)) is not None:
             raise EditError(f"{folder}: holds {other}, but no {MANIFEST} of `ffedit bench`; name a new folder")
@@ -199,6 +195,19 @@ def earlier(folder: Path, run: Mapping[str, Any], force: bool) -> tuple[dict[str
         raise EditError(f"{path}: damaged ({error}); {WAYS_OUT}") from error
     merge(folder)
     return there, machines
+
+
+def delete_results(folder: Path) -> None:
+    """Delete the results in a claimed folder."""
+    for entry in _results(folder):
+        if entry.is_dir():
+            shutil.rmtree(entry)
+        else:
+            entry.unlink()
+
+
+def _results(folder: Path) -> list[Path]:
+    return [path for name in OWN for path in folder.glob(name)]
 
 
 def write_manifest(

@@ -15,13 +15,13 @@ import torch
 def hardware(device: torch.device, processes: int) -> str:
     """Describe this machine on one line, with the model's device; what the platform does not report is left out."""
     cores = psutil.cpu_count(logical=False) or psutil.cpu_count()
-    words = [f"{_processor()}, {cores} cores, {_gib(psutil.virtual_memory().total)}", *_accelerators()]
+    words = [f"{processor()}, {cores} cores, {_gib(psutil.virtual_memory().total)}", *_accelerators()]
     words.append(f"the model on {device.type}")
     words.append(f"processes: {processes}, threads of each: {torch.get_num_threads()}")
     return "; ".join([*words, f"torch {torch.__version__}", platform.platform()])
 
 
-def _processor() -> str:
+def processor() -> str:
     """Return the processor's name as far as the platform reports it."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from types import NoneType
 from typing import Any, Literal
 
 from ffedit.algebra.key_moments import KeyMoments
@@ -21,7 +22,7 @@ from ffedit.editor.checks import in_reach
 from ffedit.editor.config import EditConfig
 from ffedit.editor.methods import METHODS, config_from_dict
 from ffedit.editor.names import MethodName
-from ffedit.errors import FactError
+from ffedit.errors import EditError, FactError
 from ffedit.evaluator import GenericText, reference_weights
 from ffedit.facts.fact import FactLike, as_facts
 from ffedit.files.atomic import finite, write_text
@@ -85,9 +86,13 @@ def bench(
         OSError: the results cannot be written to disk.
     """
     check_model(editable)
+    EditError.require(out, (str, Path), "the path of a results folder was expected")
+    EditError.require(stats, (Corpus, Mapping, NoneType), "a text or its statistics were expected: ffedit.Corpus(path)")
+    EditError.require(text, (str, Path, NoneType), "the path of a text file was expected")
+    spread = EditError.whole("spread", spread, 1)
     facts, layers = as_facts(facts), None if layers is None else as_layers(layers)
     group, path, plan = process_group or ProcessGroup(), Path(out), Mode.parse(mode)
-    configs = settings.configured([methods] if isinstance(methods, str) else list(methods), config)
+    configs = settings.configured(methods, config)
     settings.check_facts(facts)
     configs = {name: settings.held_out(numbers, facts) for name, numbers in configs.items()}
     for name, numbers in configs.items() if layers else ():  # `write` checks every fact
@@ -110,6 +115,9 @@ def bench(
             layers = there.get("layers") or spread_below(auto_layer(editable).layer, spread)
         moments = settings.moments_of(editable, facts, plan, configs, sorted(layers), stats, group, progress)
         run |= {"config": settings.numbers_of(configs), "layers": sorted(layers), **settings.statistics_of(moments)}
+        generic = GenericText(editable, generic_text)
+        if force:
+            group.by_first(lambda: folder.delete_results(path))
         group.by_first(lambda: folder.write_manifest(path, there, run, machines, unusable))
         single = plan.name == "single"
         journal = Journal(path, group.rank if single and group.size > 1 else None, writes=single or group.first)
@@ -121,13 +129,13 @@ def bench(
             layers=sorted(layers),
             configs=configs,
             stats=moments,
-            text=GenericText(editable, generic_text),
+            text=generic,
             full=full,
             weights=reference_weights(facts),
             folder=path,
             journal=journal,
             process_group=group,
-            total=len(group.share(facts) if single else facts),
+            own=group.share(range(len(facts))) if single else range(len(facts)),
             progress=progress,
         )
         (edit_in_sequence if plan.sequential else edit_single_or_batch)(task)

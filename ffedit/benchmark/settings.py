@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
@@ -61,6 +61,7 @@ class Mode:
     @classmethod
     def parse(cls, text: str) -> Mode:
         """Read `single`, `batch:N`, `sequential` or `sequential:N`. Raises EditError for anything else."""
+        EditError.require(text, str, "a mode was expected: single, batch:N or sequential[:N]")
         name, colon, size = text.partition(":")
         sized = bool(re.fullmatch(r"0*[1-9]\d{,8}", size, re.ASCII))
         if not (text in ("single", "sequential") or (name in ("batch", "sequential") and sized)):
@@ -97,14 +98,20 @@ def checkpoints(chunks: Sequence[Sequence[int]]) -> list[int]:
     return sorted({next(i for i, end in enumerate(ends) if end >= count) for count in counts})
 
 
-def configured(methods: Sequence[str], config: EditConfig | Mapping[str, EditConfig] | None) -> dict[str, EditConfig]:
+def configured(
+    methods: str | Iterable[str], config: EditConfig | Mapping[str, EditConfig] | None
+) -> dict[str, EditConfig]:
     """Return the hyperparameters of each method. Raises EditError for none, or an unknown one."""
-    if not methods:
+    EditError.require(methods, Iterable, "names of methods were expected (`ffedit methods` lists them)")
+    names = [check_method(method).name for method in ([methods] if isinstance(methods, str) else methods)]
+    if not names:
         raise EditError("no methods to measure; give at least one (`ffedit methods` lists them)")
-    names = [check_method(method).name for method in methods]
-    if isinstance(config, Mapping):
-        return {name: config[name] for name in names}
-    return {name: config or preset("default", name) for name in names}
+    if config is None:
+        return {name: preset("default", name) for name in names}
+    configs = config if isinstance(config, Mapping) else dict.fromkeys(names, config)
+    for name in names:
+        EditError.require(configs.get(name), EditConfig, f"an EditConfig for {name} was expected, for all or by method")
+    return {name: configs[name] for name in names}
 
 
 def held_out(config: EditConfig, facts: Sequence[Fact]) -> EditConfig:

@@ -43,7 +43,7 @@ class Task:
     folder: Path
     journal: Journal
     process_group: ProcessGroup  # the processes that measure each group together
-    total: int  # number of facts that this process measures by each method
+    own: Sequence[int]  # indices of the facts that this process measures by each method
     progress: Progress  # callback for the progress of the run, and of a single edit
 
     def layers_of(self, method: str) -> Sequence[int]:
@@ -57,8 +57,9 @@ class Task:
         lines = [Line(method, when, chunk, i, measured) for i, measured in facts.items()]
         self.journal.add([*lines, Line(method, when, chunk, WHOLE, model)])
         if when == "after":
-            keys = [key for key in self.journal.lines if key[:2] == (method, when) and key[3] != WHOLE]
-            self.progress(method, sum(self.journal.done(*key[:3]) for key in keys), self.total)
+            own = set(self.own)
+            keys = [key for key in self.journal.lines if key[:2] == (method, when) and key[3] in own]
+            self.progress(method, sum(self.journal.done(*key[:3]) for key in keys), len(own))
 
     def record_failure(self, facts: Sequence[int], method: str, chunk: int, error: FFEditError) -> None:
         """Record for each fact of an edit that could not be made the reason why."""

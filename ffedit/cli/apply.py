@@ -50,5 +50,4 @@ def apply(solving: options.Solving, surface: Surface, html: Path | None, **given
     paths = {name: given.pop(name) for name in ("out", "save_recipe", "export_to", "force", "plot")}
     destinations = Destinations(json_to=surface.json_to, html=html, **paths)
     destinations.check()
-    solving.check_text()
     work.apply(surface=surface, destinations=destinations, solving=solving, **given)

@@ -19,7 +19,7 @@ from ffedit.cli.options import COUNT, asking_options, edit_option, output_option
 @click.option("--tokens", default=12, type=COUNT, help="Number of tokens of a completion.")
 def ask(prompts: tuple[str, ...], **given: Any) -> None:
     """Complete each PROMPT greedily; without one, each line of standard input."""
-    lines = prompts or [line.strip() for line in sys.stdin if line.strip()]
+    lines = prompts or [line.strip() for line in sys.stdin or () if line.strip()]  # None: closed
     if not lines:
         raise click.UsageError("no prompt: give PROMPT, or a line on standard input")
     work.ask(prompts=lines, **given)

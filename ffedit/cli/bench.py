@@ -28,7 +28,7 @@ from ffedit.editor.names import check_method_name, method_names
 @click.option("--where", metavar="NAME=VALUE", help="Use only records in which this field has this value.")
 @options.layers_option("auto, or one layer (4).")
 @options.solving_options
-@click.option("--text", type=options.FILE, help="Text for drift and perplexity.  [default: sampled text]")
+@options.TEXT
 @click.option("--full/--no-full", default=True, help="Also measure sampled text, which takes longest.")
 @click.option("--force", is_flag=True, help="Replace the results of another run.")
 @options.asking_options

@@ -8,6 +8,7 @@ from rich.text import Text
 
 from ffedit.cli.options import output_options
 from ffedit.cli.surface import Surface
+from ffedit.facts.text import counted
 from ffedit.files import cache as store
 
 
@@ -27,7 +28,7 @@ def list_entries(surface: Surface) -> None:
     names = {entry: str(entry.relative_to(store.folder())) for entry in sizes}
     total = sum(sizes.values())
     lines = [f"{decimal(size):>10}  {names[entry]}" for entry, size in sizes.items()]
-    summary = f"{len(sizes)} files, {decimal(total)} in {store.folder()} ({store.bounds()})"
+    summary = f"{counted(len(sizes), 'file')}, {decimal(total)} in {store.folder()} ({store.bounds()})"
     surface.show(Text("\n".join([*lines, summary]), no_wrap=True, overflow="ignore"))
     about = {"folder": str(store.folder()), "bytes": total, "max_bytes": store.max_bytes(), "max_days": store.MAX_DAYS}
     entries = [{"entry": names[entry], "bytes": size} for entry, size in sizes.items()]

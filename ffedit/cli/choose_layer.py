@@ -7,7 +7,8 @@ from typing import Any
 import rich_click as click
 
 from ffedit.cli import options, work
-from ffedit.cli.fact_options import reading_options
+from ffedit.cli.fact_options import Reading, reading_options
+from ffedit.cli.surface import Surface
 from ffedit.editor.names import method_names
 
 
@@ -18,6 +19,7 @@ from ffedit.editor.names import method_names
 @options.layers_option("Layers to try: N, A-B, or auto: some at fixed shares of the depth.")
 @click.option("--method", default="memit", type=click.Choice(method_names()), help="Method of the edits.")
 @options.asking_options
-def choose_layer(**given: Any) -> None:
+def choose_layer(sources: tuple[str, ...], reading: Reading, surface: Surface, **given: Any) -> None:
     """Try edits at several layers, with facts of FACTS or with built-in ones, and name the best layer."""
-    work.choose_layer(**given)
+    sifted = reading.sift(sources, surface) if sources else None
+    work.choose_layer(sifted, surface=surface, **given)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import combinations, product
+from itertools import product
 from pathlib import Path
 from shlex import join
 
@@ -35,7 +35,7 @@ class Destinations:
         for folder in folders:  # all of them, before one is refused
             sweep(folder.absolute().parent, folder.name)
         for folder in folders:
-            check_free(folder, self.force)
+            check_free(folder, self.force, folder=folder == self.out)
         if self.plot is not None:
             check_plot(self.plot)
         named = (self.save_recipe, self.plot, self.html, self.json_to)
@@ -44,15 +44,6 @@ class Destinations:
         for result, folder in product(results, folders):
             if results[folder] in results[result].parents:
                 raise EditError(f"{result}: lies in {folder}, which is made anew; name a path outside it")
-        for one, other in combinations([*folders, *files], 2):
-            device = one.exists() and not (one.is_file() or one.is_dir())  # which takes any number
-            if results[one] == results[other] and not device:
-                raise EditError(f"{one}: is the name of two results; name two")
-
-    @property
-    def show_trace(self) -> bool:
-        """True if a trace is among the results: in a figure, on a page, in JSON."""
-        return any(path is not None for path in (self.plot, self.html, self.json_to))
 
     @property
     def is_gguf(self) -> bool:

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import rich_click as click
-from click import get_current_context
 
 from ffedit.cli import work
-from ffedit.cli.options import model_options, output_options
+from ffedit.cli.options import ModelOptions, model_options, output_options
+from ffedit.loading.names import check_name
 
 
 @click.command()
 @output_options
 @click.argument("name", required=False, metavar="[MODEL]")
 @model_options
-def doctor(name: str | None, **given: Any) -> None:
+def doctor(name: str | None, model: ModelOptions, **given: Any) -> None:
     """Show versions, devices, the cache, and the editable parts of MODEL."""
-    context = get_current_context()
     if name is not None:  # an alternative to --model
-        if context.params["model"] is not None:
+        if model.name is not None:
             raise click.UsageError("give the model once: MODEL or --model")
-        context.forward(doctor, name=None, model=name)
-        return
-    work.doctor(**given)
+        check_name(name)
+        model = replace(model, name=name)
+    work.doctor(model=model, **given)

@@ -9,6 +9,7 @@ import rich_click as click
 
 from ffedit.cli import options, work
 from ffedit.cli.fact_options import fact_options
+from ffedit.loading.names import check_name
 
 
 @click.command()
@@ -17,7 +18,7 @@ from ffedit.cli.fact_options import fact_options
 @options.asking_options
 @options.edit_option("Measure before and after this edit.")
 @click.option("--edited", help="Compare with this checkpoint, edited by any tool: hub id or folder.")
-@click.option("--text", type=options.FILE, help="Text file for drift and perplexity.  [default: sampled text]")
+@options.TEXT
 @click.option("--explain", is_flag=True, help="Explain each wrong answer of --edit: did its key or its value fail?")
 @options.html_option
 def evaluate(edit_from: Path | None, edited: str | None, explain: bool, **given: Any) -> None:
@@ -26,4 +27,6 @@ def evaluate(edit_from: Path | None, edited: str | None, explain: bool, **given:
         raise click.UsageError("give either --edit or --edited")
     if explain and edit_from is None:
         raise click.UsageError("--explain takes an edit apart; give it with --edit")
+    if edited is not None:
+        check_name(edited)
     work.evaluate(edit_from=edit_from, edited=edited, explain=explain, **given)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import rich_click as click
+from click import get_current_context
 
 from ffedit.cli.options import Command
 from ffedit.cli.surface import Surface
@@ -15,6 +16,8 @@ from ffedit.errors import EditError
 from ffedit.facts.fact import Fact
 from ffedit.facts.formats import Shape
 from ffedit.facts.reading import Sifted, sift_facts
+
+IN_RECIPE = "ffedit.facts"  # in click's `Context.meta`: the facts that stand in a recipe, instead of FACTS
 
 
 @dataclass(frozen=True)
@@ -91,16 +94,20 @@ def fact_options(command: Command) -> Command:
         surface: Surface,
         **kwargs: Any,
     ) -> Any:
-        if (not sources) == (subject is None and prompt is None):
+        in_recipe: list[Fact] = get_current_context().meta.get(IN_RECIPE, [])
+        in_words = subject is not None or prompt is not None
+        if bool(sources or in_recipe) == in_words:
             raise click.UsageError(
                 "give either FACTS (files, a data set, or - for standard input) or --subject and --prompt"
             )
-        if not sources:
+        if in_words:
             if subject is None or prompt is None or (target is None and needs_target):
                 raise click.UsageError("--subject, --prompt and --target belong together")
             return command(facts=[Fact(subject, prompt, target, previous)], surface=surface, **kwargs)
         if target is not None or previous is not None:
             raise click.UsageError("FACTS says the objects itself; --target and --previous belong to --subject")
+        if in_recipe:
+            return command(facts=in_recipe, surface=surface, **kwargs)
         sifted = reading.sift(sources, surface, need_targets=needs_target)
         skipped = {"left_out": sifted.by_kind} if sifted.left_out else {}
         return command(facts=list(sifted.facts), surface=surface, **skipped, **kwargs)

@@ -9,7 +9,8 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from os.path import realpath
+from itertools import combinations
+from os.path import dirname, isfile, realpath
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,7 +19,7 @@ import rich_click as click
 from ffedit.cli.surface import Surface, is_first_process, logged
 from ffedit.editor.edit_files import check_edit_folder
 from ffedit.errors import EditError
-from ffedit.files.atomic import check_file
+from ffedit.files.atomic import behind_links, check_file
 from ffedit.inference.corpus import Corpus
 from ffedit.loading.names import check_name
 from ffedit.safety.require import parse_requirements
@@ -143,10 +144,6 @@ class Solving:
     stats_from: Path | None = None
     protect: Path | None = None
 
-    def check_text(self) -> None:
-        """Raise EditError where there is no such text."""
-        Corpus(self.corpus).check()
-
     @property
     def inputs(self) -> dict[str, str]:
         """Return the paths named, for the provenance."""
@@ -174,6 +171,7 @@ def number_options(command: Command) -> Command:
     @functools.wraps(command)
     def wrapped(**kwargs: Any) -> Any:
         solving = Solving(**{field.name: kwargs.pop(field.name) for field in fields(Solving) if field.name in kwargs})
+        Corpus(solving.corpus).check()
         return command(solving=solving, **kwargs)
 
     return wrapped  # type: ignore[return-value]
@@ -230,23 +228,48 @@ def written_file(context: click.Context, option: click.Parameter, target: Path |
     if target == Path("-"):
         raise click.BadParameter("standard output takes --json only; name a file", context, option)
     if target is not None:
-        check_file(target)
+        check_file(target, appended=option.name == "log")
     return target
 
 
-# Options of files that are read, and of files that are written.
-READ = ("sources", "corpus", "protect", "text")
+def read_text(context: click.Context, option: click.Parameter, path: Path | None) -> Path | None:
+    """Check that there is such a file."""
+    if path is not None and (path.is_dir() or not path.exists()):
+        raise EditError(f"{path}: no such file; a text file in UTF-8 was expected")
+    return path
+
+
+TEXT = click.option(
+    "--text", type=FILE, callback=read_text, help="Text file for drift and perplexity.  [default: sampled text]"
+)
+
+# Options of files and folders that are read, of models in files or folders, and of files and folders that are written.
+READ = ("sources", "corpus", "protect", "text", "stats_from", "edit_from")
+MODELS = ("model", "name", "base", "edited", "checkpoint")
 WRITTEN = ("json_to", "log", "html", "plot", "save_recipe")
+FOLDERS = ("out", "export_to")
+# How the names of those files end that are read in the folder of a model, an edit or statistics.
+INSIDE = (
+    *("config.json", "index.json", "manifest.json", "tokenizer.json", "tokens.json", "map.json", "vocab.json"),
+    *("merges.txt", "vocab.txt", ".safetensors", ".gguf", ".model", ".jinja", ".py"),
+)
 
 
 def _refuse_overwriting(given: Mapping[str, Any]) -> None:
-    """Refuse a file that is named to be read and to be written."""
-    sources = [given.get(name) for name in READ]
+    """Refuse a file that is read, itself or in a folder, and would be written; and two results of one name."""
+    sources = [given.get(name) for name in (*READ, *MODELS)]
     read = [name for source in sources for name in (source if isinstance(source, tuple) else [source])]
     paths = {realpath(name) for name in read if name not in (None, "-")}  # as it is, where links go round in a circle
     for target in filter(None, map(given.get, WRITTEN)):
-        if str(target) != "-" and realpath(target) in paths:
+        path = realpath(target)
+        inside = isfile(path) and dirname(path) in paths and path.endswith(INSIDE)
+        if str(target) != "-" and (path in paths or inside):
             raise click.UsageError(f"{target} is read, and would be replaced by a result; name another file for this")
+    results = [Path(name) for name in map(given.get, (*WRITTEN, *FOLDERS)) if name and str(name) != "-"]
+    for one, other in combinations(results, 2):
+        device = one.exists() and not (one.is_file() or one.is_dir())  # which takes any number
+        if behind_links(one) == behind_links(other) and not device:
+            raise EditError(f"{one}: is the name of two results; name two")
 
 
 html_option = click.option(

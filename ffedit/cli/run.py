@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import json
 import os
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,12 +15,12 @@ from yaml.composer import ComposerError
 from yaml.constructor import ConstructorError
 
 from ffedit.cli.apply import apply
+from ffedit.cli.fact_options import IN_RECIPE
 from ffedit.cli.options import FILE, LOADING
 from ffedit.errors import EditError, FFEditError, brief
-from ffedit.facts.fact import show
-from ffedit.files.placing import beside
+from ffedit.facts.fact import Fact, as_facts, check_facts, show
 
-FACTS = "facts"  # a file, as FACTS of `apply`, or the facts themselves
+FACTS = "facts"  # a file, as FACTS of `apply`, or the facts themselves, each by its fields
 CONSENT = "trust_remote_code"  # whoever wrote a recipe cannot give it for whoever runs it
 
 
@@ -38,18 +37,16 @@ def run(current: click.Context, /, recipe: Path, trust_remote_code: bool, **flag
     relative to the working folder.
     """
     values = read_recipe(recipe) | {name: True for name, is_set in flags.items() if is_set}
-    with beside(Path(tempfile.gettempdir()) / "ffedit-run") as folder:
-        try:
-            if isinstance(values.get(FACTS), list):
-                (folder / "facts.json").write_text(_word(FACTS, values[FACTS]), encoding="utf-8")
-                values[FACTS] = str(folder / "facts.json")
-            given = {**defaults(values), CONSENT: trust_remote_code}
-            context = apply.make_context("run", [], parent=current, default_map=given)
-        except click.UsageError as error:
-            raise EditError(f"{recipe}: {error.format_message()}") from error
-        except FFEditError as error:
-            raise EditError(f"{recipe}: {error}") from error
-        apply.invoke(context)
+    try:
+        if FACTS in values and not isinstance(values[FACTS], str):
+            current.meta[IN_RECIPE] = facts_in(values.pop(FACTS))
+        given = {**defaults(values), CONSENT: trust_remote_code}
+        context = apply.make_context("run", [], parent=current, default_map=given)
+    except click.UsageError as error:
+        raise EditError(f"{recipe}: {error.format_message()}") from error
+    except FFEditError as error:
+        raise EditError(f"{recipe}: {error}") from error
+    apply.invoke(context)
 
 
 def read_recipe(path: Path) -> dict[str, Any]:
@@ -88,6 +85,15 @@ class RecipeLoader(yaml.SafeLoader):
                 raise ConstructorError(None, None, f"{key.value} stands there twice", key.start_mark)
             seen.add(key.value)
         return super().construct_mapping(node, deep)
+
+
+def facts_in(value: Any) -> list[Fact]:
+    """Return the facts that stand in a recipe. Raises EditError or FactError for those that cannot be written."""
+    facts = as_facts(value)
+    for fact in facts:
+        _ = fact.new_object
+    check_facts(facts)
+    return facts
 
 
 def defaults(values: Mapping[str, Any]) -> dict[str, Any]:

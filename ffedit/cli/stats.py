@@ -10,6 +10,7 @@ import rich_click as click
 from ffedit.cli import work
 from ffedit.cli.options import FILE, SEED, model_options, output_options
 from ffedit.files.atomic import check_free
+from ffedit.inference.corpus import Corpus
 
 
 @click.command()
@@ -24,8 +25,10 @@ from ffedit.files.atomic import check_free
 @click.option("--out", type=FILE, metavar="FOLDER", help="Folder for the statistics, to be used with `apply --stats`.")
 @click.option("--force", is_flag=True, help="Replace FOLDER.")
 @model_options
-def stats(out: Path | None, force: bool, **given: Any) -> None:
+def stats(corpus: str | None, tokens: int, seed: int, out: Path | None, force: bool, **given: Any) -> None:
     """Collect the second moments of the keys of a text at some layers, in one pass over it."""
+    text = Corpus(corpus, tokens, seed)
+    text.check()
     if out is not None:
-        check_free(out, force)
-    work.stats(out=out, force=force, **given)
+        check_free(out, force, folder=True)
+    work.stats(corpus=text, out=out, force=force, **given)

@@ -23,6 +23,6 @@ from ffedit.loading.names import check_name
 def undo(checkpoint: str, out: Path, force: bool, surface: Surface, **how: Any) -> None:
     """Remove an edit from CHECKPOINT (a folder or hub id of `ffedit export`), bit for bit."""
     check_name(checkpoint)
-    check_free(out, force)
+    check_free(out, force, folder=True)
     surface.announce(f"writing and verifying {out}")
     work.undo(checkpoint, out, surface, force=force, **how)

@@ -71,11 +71,6 @@ class Picture:
     metric: Metric | Share  # the effects are differences of it, or in a site map the share itself
 
     @property
-    def step(self) -> int:
-        """Return the distance between labelled layers, as of `layer_step`."""
-        return layer_step(self.depth)
-
-    @property
     def scale(self) -> float:
         """Return the light end of the colours: the largest effect, or 0 if none comes back; of shares 1, at least."""
         least = 0.0 if self.metric in UNITS else 1.0

@@ -84,6 +84,11 @@ def check_quantised(editable: Editable, method: Method, ff_layers: Sequence[Feed
             f"{editable.name} is quantised, so {method.name} cannot write to layers {[ff.layer for ff in ff_layers]}; "
             "name a single layer, and a method with key statistics (memit)"
         )
+    if ff_layers[0].mixture is not None:
+        raise EditError(
+            f"layer {ff_layers[0].layer} of {editable.name} is a mixture with quantised experts, in which the routes "
+            "of an edit cannot be measured; name a layer without experts, or edit the model in 16 or 32 bits"
+        )
     with hooks.eval_mode(editable.model):
         modules = [memory.module for memory in ff_layers[0].memories if memory.quantised]
         if not all(gives_gradient(module, device_of(module)) for module in modules):

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from types import NoneType
 from typing import Any
 
 import torch
@@ -28,7 +29,7 @@ from ffedit.editor.config import EditConfig
 from ffedit.editor.edit import Edit, as_edits, restored
 from ffedit.editor.job import Job
 from ffedit.editor.key import PromptSet, build_prompts, read_keys, without_sinks
-from ffedit.editor.methods import METHODS, config_from_dict, preset
+from ffedit.editor.methods import METHODS, check_config, config_from_dict, preset
 from ffedit.editor.name_keys import name_moments, names_for
 from ffedit.editor.names import MethodName
 from ffedit.editor.protect import protected_texts
@@ -66,15 +67,18 @@ def combine(
         progress: called with the progress.
 
     Raises:
-        EditError: the edits have other bases, share a subject, contain contradicting facts or no keys, or there is no
-            solution.
+        EditError: the edits have other bases, share a subject, write at different tokens, contain contradicting facts
+            or no keys, or there is no solution.
     """
     solvers = {name: known for name, known in METHODS.items() if known.solve is not None}
     if method not in solvers:
         raise EditError(f"method {method!r} cannot combine edits; use one of {choices(method, solvers)}")
     chosen = solvers[method]
     check_model(editable)
-    config, edits = chosen.complete(config or preset("default", method)), as_edits(edits)
+    config = config or preset("default", method)
+    check_config(config)
+    EditError.require(stats, (Corpus, Mapping, NoneType), "a text or its statistics were expected: ffedit.Corpus(path)")
+    config, edits = chosen.complete(config), as_edits(edits)
     facts = [fact for edit in edits for fact in edit.facts]
     check_facts(facts)
     if chosen.one_by_one and len(by_subject(facts)) > 1:
@@ -92,9 +96,17 @@ def combine(
                 f"the edit of {lost[0]!r} has no key, so it cannot be combined (fine-tuned?); use another method"
             )
     solutions = [solution for edit in edits for solution in _solutions(edit)]
+    if twice := [name for name, count in Counter(solved["subject"] for solved, _ in solutions).items() if count > 1]:
+        raise EditError(f"two edits change {twice[0]!r}, each by a value of its own; write all its facts in one edit")
     configs = {solved["from"]: numbers for solved, numbers in solutions}
-    entries = [entry for each in (config, *map(config_from_dict, configs.values())) for entry in each.key.protect]
-    config = replace(config, key=replace(config.key, protect=tuple(entries)))
+    of_keys = [config_from_dict(numbers).key for numbers in configs.values()]
+    entries = tuple(entry for key in (config.key, *of_keys) for entry in key.protect)
+    if len(tokens := {key.fact_token: None for key in of_keys}) > 1:
+        raise EditError(
+            f"the edits write at different tokens: {', '.join(map(str, tokens))}; combine edits of one --fact-token"
+        )
+    token = next(iter(tokens), config.key.fact_token)
+    config = replace(config, key=replace(config.key, protect=entries, fact_token=token))
     prompt_sets = _prompt_sets(editable, edits)
     ff_layers = by_layer(editable, {at for edit in edits for at in edit.updates})
     memories = [memory for ff in ff_layers for memory in ff.memories]
@@ -108,11 +120,6 @@ def combine(
             W = ff.matrix
             named, keys, values = zip(*(_solved_in(edit, ff) for edit in edits), strict=True)
             subjects = [subject for own in named for subject in own]
-            if twice := [subject for subject, count in Counter(subjects).items() if count > 1]:
-                raise EditError(
-                    f"two edits change {twice[0]!r} in layer {ff.layer}, at the same key; "
-                    "write all its facts in one edit"
-                )
             K, V = (torch.cat(side, 1).to(W) for side in (keys, values))
             prompted = without_sinks(editable, ff, [prompt_sets[subject] for subject in subjects])
             check_routes(editable, ff, subjects, prompted)

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
-from operator import index
 from typing import Any, Literal, TypeAlias, TypeVar
 
 import numpy as np
@@ -21,6 +20,7 @@ import numpy as np
 from ffedit.errors import EditError
 from ffedit.facts.fact import as_protected
 from ffedit.facts.fact_token import FactToken, as_fact_token
+from ffedit.inference.corpus import as_seed
 
 Numbers = TypeVar("Numbers")
 Names: TypeAlias = tuple[str, ...]
@@ -79,7 +79,12 @@ class PromptConfig:
 
     def __post_init__(self) -> None:
         check_numbers("prompts", self, weights=("contexts",))
+        lengths = tuple(EditError.whole("an entry of prompts.context_tokens", n, 1) for n in self.context_tokens)
+        if self.contexts and not lengths:
+            raise EditError("prompts.context_tokens is empty; give a length, or prompts.contexts=0")
+        object.__setattr__(self, "context_tokens", lengths)
         for prompt in self.essence_prompts:
+            EditError.require(prompt, str, "a text was expected as an entry of prompts.essence_prompts")
             if "{}" not in prompt:
                 raise EditError(f"prompts.essence_prompts: {prompt!r} has no {{}} where the subject would stand")
 
@@ -116,6 +121,8 @@ class KeyConfig:
         check_numbers("key", self, weights=("context_weight", "mention_share", "names_weight"))
         if self.mention_share > 1:
             raise EditError(f"key.mention_share is {self.mention_share}; at most 1 was expected")
+        for name in self.without_names:
+            EditError.require(name, str, "a name was expected as an entry of key.without_names")
         object.__setattr__(self, "fact_token", as_fact_token(self.fact_token))
 
 
@@ -183,12 +190,10 @@ class EditConfig:
     methods: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
-        for name, kind in (("prompts", PromptConfig), ("key", KeyConfig), ("value", ValueConfig)):
+        kinds = {"prompts": PromptConfig, "key": KeyConfig, "value": ValueConfig, "methods": Mapping}
+        for name, kind in kinds.items():
             EditError.require(getattr(self, name), kind, f"{name} was expected to be a {kind.__name__}")
-        try:
-            object.__setattr__(self, "seed", index(self.seed))
-        except TypeError as error:
-            raise EditError(f"seed is {self.seed!r}; a whole number was expected") from error
+        object.__setattr__(self, "seed", as_seed(self.seed))
 
     def of(self, method: str, kind: type[Numbers]) -> Numbers:
         """Return the numbers of a method: those in `methods`, or the defaults of `kind`."""

@@ -43,6 +43,7 @@ _PART: Form = {
 PROVENANCE: Form = {
     **_PART,
     **{"base!": TEXT, "dtype": TEXT, "computed_in": TEXT, "averaged_in": TEXT, "after": [TEXT], "warnings": [TEXT]},
+    "given": [TEXT],
     "matrices": {
         EVERY: {
             "parameter!": TEXT,

@@ -10,7 +10,6 @@ its own.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from hashlib import sha256
 
 import torch
 from torch import Tensor
@@ -58,16 +57,8 @@ def as_matrix(moments: Sequence[KeyMoments], spread: Tensor, names: NameMoment |
 
 
 def _factor(moments: KeyMoments, names: NameMoment | None, device: torch.device) -> Tensor:
-    """Return the Cholesky factor of C and all names, kept with the moments and in the cache."""
+    """Return the Cholesky factor of C and all names, kept with the moments, and in the cache by the numbers of C."""
     about = (None, 0.0) if names is None else (names.known.mark, names.weight)
-    if about not in moments.factors:
-        moments.factors.clear()  # each is as large as C
-        moments.factors[about] = _cached_factor(moments, names, repr(about), device)
-    return moments.factors[about].to(device)
-
-
-def _cached_factor(moments: KeyMoments, names: NameMoment | None, about: str, device: torch.device) -> Tensor:
-    """Return the factor from the cache, where it is found by the numbers of C, or compute it and keep it there."""
 
     def make() -> dict[str, Tensor]:
         C = moments.C.to(device)
@@ -75,5 +66,8 @@ def _cached_factor(moments: KeyMoments, names: NameMoment | None, about: str, de
             names.add_all_to_(C)
         return {"lower": factor_(C)}
 
-    key = sha256(f"{moments.numbers} {moments.count} {moments.ridge} {about}".encode()).hexdigest()[:24]
-    return kept(cache.path("factors", key, ".safetensors"), make)["lower"]
+    if about not in moments.factors:
+        moments.factors.clear()  # each is as large as C
+        path = cache.entry("factors", f"{moments.numbers} {moments.count} {moments.ridge} {about}")
+        moments.factors[about] = kept(path, make)["lower"]
+    return moments.factors[about].to(device)

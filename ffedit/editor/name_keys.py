@@ -17,7 +17,6 @@ from collections.abc import Collection, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property, partial
-from hashlib import sha256
 from pathlib import Path
 
 import torch
@@ -166,7 +165,7 @@ def _path(editable: Editable, ff: FeedForward, dtype: torch.dtype, among: Sequen
     about = [fingerprint(editable, ff.layer), ff.layer, str(ff.dtype), editable.chat, tuple(among), MENTIONS]
     about += [str(memory.address) for memory in ff.memories if ff.mixture is not None]
     about += [str(dtype)] if dtype != editable.model.dtype else []
-    return cache.path("names", sha256(repr(about).encode()).hexdigest()[:24], ".safetensors")
+    return cache.entry("names", repr(about))
 
 
 def mention_of(editable: Editable, name: str, number: int) -> Encoded | None:

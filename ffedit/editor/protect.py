@@ -8,7 +8,8 @@ The token that begins a text is an attention sink, whose key is nearly the same 
 later token attends to it, so that a change there would reach all of every text (`beginning_keys`).
 
 Where a `keep` prompt does not name the subject, no δ is added in it: what can change its answer is what the update adds
-at other keys. So it is protected, with its answer, as a text is.
+at other keys. So it is protected, with the tokens of its answer that predict the next one, as a text is: as far as the
+answer names no subject, whose key the edit needs.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from ffedit.facts.text import occurrences
 from ffedit.inference.names import MENTIONS, mention
 from ffedit.model.editable import Editable
 from ffedit.model.feed_forward import FeedForward
-from ffedit.model.tokenization import Encoded, plain_ids
+from ffedit.model.tokenization import Encoded, decode, plain_ids
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,11 +89,17 @@ def beginning_keys(editable: Editable, ff_layers: Sequence[FeedForward]) -> dict
 
 
 def _tokens(editable: Editable, text: Encoded, prompt: str, subjects: Sequence[str]) -> list[Encoded]:
-    """Return `text` cut behind each of its tokens, whose key is read there, without those of `subjects` in `prompt`."""
+    """Return `text` cut behind each of its tokens, whose key is read there, without those of `subjects` in `prompt`.
+
+    Of an answer, no token is read that is its last or stands at a mention of one of `subjects` or behind it.
+    """
     spans = [span for subject in subjects for span in occurrences(prompt, subject)]
     named = [editable.encode(prompt, span=span).subject or (0, 0) for span in spans]
     theirs = {position for start, end in named for position in range(start, end)}
-    ends = [position + 1 for position in range(len(text.ids)) if position not in theirs]
+    said = [decode(editable.tokenizer, text.target_ids[: i + 1]) for i in range(len(text.target_ids))]
+    first = min((start for subject in subjects for start, _ in occurrences("".join(said[-1:]), subject)), default=None)
+    unnamed = [i for i, part in enumerate(said[:-1]) if first is None or len(part) <= first]
+    ends = [position + 1 for position in range(text.answer + len(unnamed)) if position not in theirs]
     return [Encoded(text.text, text.ids[:end], end, fact_token="last") for end in ends]
 
 

@@ -14,7 +14,7 @@ import transformers
 from torch import Tensor
 
 from ffedit.algebra.key_moments import KeyMoments
-from ffedit.algebra.linalg import Metric, double
+from ffedit.algebra.linalg import double
 from ffedit.algebra.low_rank import Dense, LowRank, Update
 from ffedit.editor.edit import Edit
 from ffedit.editor.job import Job, Problem
@@ -83,8 +83,12 @@ class Record:
         }
 
     def add(self, ff: FeedForward, subjects: Sequence[str], problem: Problem, delta: LowRank) -> None:
-        """Record a solution of one layer, on top of those before."""
-        division = divisions(delta, problem.metric)
+        """Record a solution of one layer, on top of those before.
+
+        Its `division` is 1 / (u C uᵀ) for each row u of the right factor: for one fact written by equality, kᵀC⁻¹k;
+        with several facts, the part of it that no other key shares. Tiny factors make huge updates.
+        """
+        division = (1.0 / (delta.right.T * (problem.metric @ delta.right.T)).sum(0)).tolist()
         self._solutions.setdefault(ff.layer, []).append((delta.cpu(), problem.K.cpu(), problem.V.cpu()))
         for memory in ff.memories:
             at = str(memory.address)
@@ -126,14 +130,6 @@ class Record:
         outputs = {at: W[at] @ keys[at] + self._updates[at] @ keys[at] for at in W}
         missing = (values - sum(outputs.values())) / len(outputs)
         return {at: output + missing for at, output in outputs.items()}
-
-
-def divisions(delta: LowRank, C: Metric) -> list[float]:
-    """Compute 1 / (u C uᵀ) for each row u of the right factor: for one fact written by equality, kᵀC⁻¹k.
-
-    With several facts, the part of this division factor that no other key shares. Tiny factors make huge updates.
-    """
-    return list((1.0 / (delta.right.T * (C @ delta.right.T)).sum(0)).tolist())
 
 
 def how_solved(

@@ -15,8 +15,13 @@ from ffedit.facts.text import visible
 
 
 def recipe_of(edit: Edit) -> dict[str, Any]:
-    """Return the options of `ffedit apply` that make an edit again, whatever the defaults are; EditError for a sum."""
+    """Return the options of `ffedit apply` that make an edit again, whatever the defaults are.
+
+    EditError for an edit by another command, or of several edits.
+    """
     about, layers = edit.provenance, edit.layers
+    if "configs" in about:
+        raise EditError("an edit that combines others has no recipe: make each again by its own, and combine them")
     if not {"config", "model", "computed_in", "method"} <= set(about):
         raise EditError(f"an edit by {about.get('method')!r} has no recipe: `ffedit apply` does not make such edits")
     if layers != list(range(layers[0], layers[-1] + 1)):
@@ -41,8 +46,15 @@ def recipe_of(edit: Edit) -> dict[str, Any]:
 
 
 def to_yaml(recipe: Mapping[str, Any], edit: Edit) -> str:
-    """Write a recipe as YAML, headed by what it makes."""
-    versions = " ".join(f"{name} {version}" for name, version in edit.provenance.get("versions", {}).items())
+    """Write a recipe as YAML, headed by the edit that it makes.
+
+    EditError for an edit that was computed in Python from what no option stands for: statistics, or edits in the model.
+    """
+    about = edit.provenance
+    given = [*about.get("given", []), *(["earlier edits"] if about.get("after") else [])]
+    if given and "inputs" not in about:  # `ffedit apply` notes its inputs, and a checkpoint carries the edits in it
+        raise EditError(f"an edit computed in Python with {given[0]} has no recipe: `ffedit apply` does not get them")
+    versions = " ".join(f"{name} {version}" for name, version in about.get("versions", {}).items())
     return (
         f"# Makes edit {edit.fingerprint()} of base {visible(edit.base)} again: ffedit run FILE\n"
         f"# {visible(versions)}\n{yaml_of(recipe)}"

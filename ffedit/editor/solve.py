@@ -25,7 +25,6 @@ from ffedit.editor.job import Job, Method, Problem
 from ffedit.editor.key import LayerKeys, PromptSet, build_prompts, read_keys, without_sinks
 from ffedit.editor.provenance import Record, how_solved
 from ffedit.editor.spread import Spread
-from ffedit.editor.statistics import entry
 from ffedit.editor.target_layers import check_routes
 from ffedit.editor.value import Value, choose_values
 from ffedit.facts.fact import Fact
@@ -143,4 +142,4 @@ def _unfinished(job: Job, prompt_sets: Sequence[PromptSet], earlier: int) -> Pat
     ]
     about = [__version__, fingerprint(job.editable), job.ff_layers[-1].layer, job.process_group, earlier]
     about += [job.config.value, job.config.key.mention_share, texts, [len(each.keep) for each in prompt_sets]]
-    return entry("values", repr(about))
+    return cache.entry("values", repr(about))

@@ -70,21 +70,21 @@ def collect(
     corpus = corpus or Corpus()
     ids, words = _text(editable, corpus, progress)
     if (corpus.tokens if ids is None else len(ids)) <= max(1, len(editable.start_tokens)):
-        raise EditError(f"{corpus}: a single token was found; key statistics need some thousands")
+        raise EditError(f"{words}: a single token was found; key statistics need some thousands")
     text, beginning = identity(editable, corpus, ids)
     dtype = averaging_dtype(editable)
     marks, rules = _marks(editable, memories), _rules(editable)
-    paths = {at: entry("moments", f"{mark}:{text}:{rules}") for at, mark in marks.items()}
+    paths = {at: cache.entry("moments", f"{mark}:{text}:{rules}") for at, mark in marks.items()}
     collected = {at: moments for at, path in paths.items() if (moments := _cached(path, marks[at]))}
     missing = sorted((m for m in memories if m.address not in collected), key=lambda memory: memory.address)
     # By all memories: a process that was killed between the first entry and the last goes on with the same pass.
-    unfinished = entry("passes", f"{rules}:{text}:{sorted(marks.values())}")
+    unfinished = cache.entry("passes", f"{rules}:{text}:{sorted(marks.values())}")
     if missing:
         _check_room(missing)
         ids = sampled(editable, corpus, text, progress) if ids is None else ids
         ids = begin_rows(editable, ids)
         with computed_in(editable, dtype):
-            fitters, seconds = _pass(editable, missing, corpus, ids, unfinished, progress)
+            fitters, seconds = _pass(editable, missing, words, ids, unfinished, progress)
         layers = [str(memory.address) for memory in missing]
         logger.info("keys of %s over %d tokens of %s in %.1f s", layers, len(ids), words, seconds)
         source = words
@@ -106,7 +106,7 @@ def in_cache(editable: Editable, memories: Iterable[KeyValueMemory], corpus: Cor
     """Return those of `memories` whose moments `collect` would read from the cache."""
     text, _ = identity(editable, corpus, _text(editable, corpus, silent)[0])
     marks, rules = _marks(editable, memories).items(), _rules(editable)
-    return [at for at, mark in marks if entry("moments", f"{mark}:{text}:{rules}").exists()]
+    return [at for at, mark in marks if cache.entry("moments", f"{mark}:{text}:{rules}").exists()]
 
 
 def _marks(editable: Editable, memories: Iterable[KeyValueMemory]) -> dict[Address, str]:
@@ -232,21 +232,19 @@ def misfit(moments: KeyMoments, memory: KeyValueMemory | None, editable: Editabl
     return EditError(f"these are statistics of {moments.of}, but {why}; collect them anew with `ffedit stats`")
 
 
-def entry(kind: str, about: str) -> Path:
-    """Return the path of a cached file of this kind, by all that it depends on."""
-    return cache.path(kind, hashlib.sha256(about.encode()).hexdigest()[:24], ".safetensors")
-
-
 @torch.no_grad()
 def _pass(
     editable: Editable,
     memories: Sequence[KeyValueMemory],
-    corpus: Corpus,
+    words: str,
     ids: Tensor,
     unfinished: Path,
     progress: Progress,
 ) -> tuple[dict[Address, KeyMomentsFitter], float]:
-    """Sum the moments of all `memories` over `ids`, resuming from `unfinished`; return them and the seconds taken."""
+    """Sum the moments of all `memories` over `ids`, a text called `words`; return them and the seconds taken.
+
+    A pass that was interrupted is resumed from `unfinished`.
+    """
     length = row_length(editable)
     weights = _weights(len(ids), length, len(editable.start_tokens))
     # Even a short text is split into two batches, so that its halves can be compared.
@@ -262,7 +260,7 @@ def _pass(
             for address, fitter in fitters.items():
                 if not fitter.is_finite():
                     raise EditError(
-                        f"the keys of layer {address} over {corpus} are not finite (tokens {now.start} to "
+                        f"the keys of layer {address} over {words} are not finite (tokens {now.start} to "
                         f"{min(now.stop, len(ids))}): the model overflows on this text; use another, or --dtype float32"
                     )
             progress("collecting key statistics", min(now.stop, len(ids)), len(ids))

@@ -184,7 +184,8 @@ def _optimise(
     unit = units.to(device, dtype)[:, None]
     # δ = unit · z.
     z = torch.zeros(n, current.shape[1], dtype=dtype, device=device)
-    step_of = _gradient_steps(config) if config.optimizer == "gradient" else _adam_steps(config, unit)
+    along = partial(_gradient_step, config.step_size)
+    step_of = along if config.optimizer == "gradient" else _adam_steps(config, unit)
     losses: list[list[float]] = [[] for _ in range(n)]
     said: list[list[list[float]]] = [[] for _ in range(n)]
     going = torch.ones(n, dtype=torch.bool)
@@ -220,18 +221,14 @@ def _optimise(
     ]
 
 
-def _gradient_steps(config: ValueConfig) -> Callable[[Tensor, Tensor], Tensor]:
-    """Return the function of steps along the gradient, [n, d_model], which gain the log-probability that is missing.
+def _gradient_step(most: float, gradient: Tensor, missing: Tensor) -> Tensor:
+    """Return steps along the gradient, [n, d_model], at most `most` long, which gain the log-probability `missing`.
 
-    That is to first order; a step is at most `step_size` long.
+    That is to first order.
     """
-
-    def step_of(gradient: Tensor, missing: Tensor) -> Tensor:
-        slope = gradient.norm(dim=1, keepdim=True).clamp(min=FLAT)
-        step: Tensor = (missing / slope).clamp(max=config.step_size) * gradient / slope
-        return step
-
-    return step_of
+    slope = gradient.norm(dim=1, keepdim=True).clamp(min=FLAT)
+    step: Tensor = (missing / slope).clamp(max=most) * gradient / slope
+    return step
 
 
 def _adam_steps(config: ValueConfig, unit: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
@@ -340,7 +337,7 @@ class Objective:
             positions = range(len(where[row]))[-max(1, len(self._texts[row].target_ids)) :]
             self._held[row] = [(position, len(rows) + i) for i, position in enumerate(positions)]
             rows += [where[row][position] for position in positions]
-        self._before = final.new_zeros(0, vocabulary(editable))
+        self._before = final.new_zeros(0, editable.vocabulary)
         if rows:
             self._before = log_softmax(editable.logits_of(final[rows])).exp()
         self._entropy = -torch.xlogy(self._before, self._before).sum(-1)
@@ -445,9 +442,4 @@ def size(editable: Editable, ff: FeedForward, prompt_set: PromptSet) -> int:
     tokens = sum(len(text.ids) for text in prompt_set.texts)
     layers = len(editable.layers) - ff.layer
     held = len(prompt_set.essence) + sum(max(1, len(text.target_ids)) for text in prompt_set.keep)
-    return int(2 * tokens * layers * ff.shape[0] * shared) + held * vocabulary(editable)
-
-
-def vocabulary(editable: Editable) -> int:
-    """Return the number of logits, about: no weight is fetched for it."""
-    return int(editable.model.config.get_text_config().vocab_size)
+    return int(2 * tokens * layers * ff.shape[0] * shared) + held * editable.vocabulary

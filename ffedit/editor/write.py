@@ -13,7 +13,7 @@ from ffedit.editor.config import EditConfig
 from ffedit.editor.edit import Edit
 from ffedit.editor.job import Job
 from ffedit.editor.key import build_prompts
-from ffedit.editor.methods import check_method, preset
+from ffedit.editor.methods import check_config, check_method, preset
 from ffedit.editor.name_keys import NameMoment, name_moments, names_for
 from ffedit.editor.protect import protected_texts
 from ffedit.editor.solve import solve
@@ -52,7 +52,9 @@ def write(
     chosen = check_method(method)
     check_facts(facts)
     check_layers(editable, chosen, layers)
-    config, groups = chosen.complete(config or preset("default", method)), by_subject(facts)
+    config, groups = config or preset("default", method), by_subject(facts)
+    check_config(config)
+    config = chosen.complete(config)
     in_reach(editable, facts, chosen, range(max(layers), max(layers) + 1), config.key.fact_token)
     prompt_sets = build_prompts(editable, groups, config) if set(layers) & set(mixtures(editable)) else []
     ff_layers = find_ff_layers(editable, sorted(layers), prompt_sets)

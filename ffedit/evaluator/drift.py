@@ -16,7 +16,6 @@ the edited model runs on.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import TypeVar
@@ -27,7 +26,7 @@ from torch import Tensor
 from ffedit.errors import EditError, ModelError
 from ffedit.evaluator.formulas import divergence, perplexity
 from ffedit.files import cache
-from ffedit.files.resuming import load_state, save_state
+from ffedit.files.resuming import kept
 from ffedit.inference import replay
 from ffedit.inference.batching import split_on_oom
 from ffedit.inference.contexts import NO_MEMORY, Context
@@ -75,18 +74,18 @@ class GenericText:
             self.rows = own_text(editable, DRIFT_ROWS, min(DRIFT_TOKENS, editable.max_tokens), DRIFT_SEED)
         else:
             self.rows = _rows_of(editable, Path(path))
-        kept = self._kept()
         # The states that enter the layer, if any, and those that leave the last one, [rows, tokens, d_model] each.
         self._states: list[Tensor] = []
-        if kept is not None and (recalled := _recalled(kept)) is not None:
-            self._states, self.perplexity = recalled
-            return
-        every = [torch.cat(side) for side in zip(*(states for _, states in self._run(editable)), strict=True)]
-        self.perplexity = _scores(editable, self._compared(editable, range(len(self.rows)), every[-1]))[1]
-        self._states = every
-        if kept is not None:
-            states = {"states": torch.stack(every)}
-            cache.write(kept, partial(save_state, tensors=states, values=self.perplexity))
+        path = self._kept()
+        found = self._made() if path is None else kept(path, self._made)
+        self._states, self.perplexity = list(found["states"]), float(found["perplexity"])
+
+    def _made(self) -> dict[str, Tensor]:
+        """Run the unedited model for its states, [1 or 2, rows, tokens, d_model], and the perplexity."""
+        every = [torch.cat(side) for side in zip(*(states for _, states in self._run(self._editable)), strict=True)]
+        compared = self._compared(self._editable, range(len(self.rows)), every[-1])
+        text = torch.tensor(_scores(self._editable, compared)[1], dtype=torch.float64)
+        return {"states": torch.stack(every), "perplexity": text}
 
     def _kept(self) -> Path | None:
         """Return the file of the states of the unedited model; None where none are kept."""
@@ -96,7 +95,7 @@ class GenericText:
         if self._editable.history.base not in (None, weights):
             return None
         about = repr((weights, self.rows, self._layer, str(self._editable.model.dtype)))
-        return cache.path("states", sha256(about.encode()).hexdigest()[:24], ".safetensors")
+        return cache.entry("states", about)
 
     def measure(self, editable: Editable | None = None) -> tuple[float, float]:
         """Return drift from the unedited model, nats per token, and perplexity, of the model in its current state.
@@ -135,7 +134,7 @@ class GenericText:
 
         `states` [rows, tokens, d_model] leave the last layer of `editable`. Divergences are 0 before any are kept.
         """
-        start, vocabulary = len(editable.start_tokens), int(editable.model.config.get_text_config().vocab_size)
+        start, vocabulary = len(editable.start_tokens), editable.vocabulary
 
         def logits(of: Editable, side: Tensor) -> Sequence[Tensor]:
             every = of.logits_of(side.flatten(0, 1).to(device_of(of.layers[-1])))
@@ -177,15 +176,6 @@ def _scores(editable: Editable, compared: Iterable[tuple[Tensor, Tensor]]) -> tu
             "a sound checkpoint, or a smaller edit"
         )
     return drift, text
-
-
-def _recalled(kept: Path) -> tuple[list[Tensor], float] | None:
-    """Return the states and the perplexity that an earlier run kept; None where there are none, or damaged ones."""
-    try:
-        tensors, text = load_state(kept, "holds no states")
-        return list(tensors["states"]), float(text)
-    except (EditError, KeyError, TypeError):
-        return None
 
 
 def _rows_of(editable: Editable, path: Path) -> list[list[int]]:

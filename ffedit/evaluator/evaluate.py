@@ -74,8 +74,8 @@ class Evaluation:
         self._questions = dict(zip(indices, prompts, strict=True))
         self._weights = reference_weights(facts) if weights is None else weights
         neighbors = [prompt_of(pair.true) for q in prompts for pair in q.neighbors]
-        vocabulary = editable.model.config.get_text_config().vocab_size
-        self._reference = ReferenceDistributions(neighbors, vocabulary, sum(len(fact.neighbors) for fact in facts))
+        count = sum(len(fact.neighbors) for fact in facts)
+        self._reference = ReferenceDistributions(neighbors, editable.vocabulary, count)
         self._before = self._ask(editable, indices, first=True, finish=edit is None)
         after = None if edit is None else self._ask_with(edit, indices)
         self.before = self._score(self._before, indices)
@@ -235,7 +235,7 @@ def _of_all(own: tuple[FactScores, ...], group: ProcessGroup) -> tuple[FactScore
 def check_tokenizers(editable: Editable, edited: Editable) -> None:
     """Refuse an edited model whose tokenizer or vocabulary differs from the base's: answers could not be compared."""
     base, tokenizer = editable.tokenizer, edited.tokenizer
-    sizes = [each.model.config.get_text_config().vocab_size for each in (editable, edited)]
+    sizes = [each.vocabulary for each in (editable, edited)]
     if base.get_vocab() != tokenizer.get_vocab():
         why = f"other tokens: {len(tokenizer.get_vocab())}, and {len(base.get_vocab())} in the base"
     elif base(PROBE, verbose=False)["input_ids"] != tokenizer(PROBE, verbose=False)["input_ids"]:

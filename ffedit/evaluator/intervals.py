@@ -23,7 +23,6 @@ import numpy as np
 
 from ffedit.algebra.bootstrap import (
     Array,
-    Clusters,
     Interval,
     clusters_of,
     mean_draws,
@@ -46,7 +45,7 @@ def intervals(
     `columns` has one value per fact by the name of a score, and `subjects` their subjects; "score" is computed from
     `SCORE_PARTS`, where all of them were measured. Shares, or differences of shares, lie within `bounds`.
     """
-    clusters = _clusters(subjects)
+    clusters = None if subjects is None else clusters_of(subjects)
     kept = {name: array for name, values in columns.items() if (array := _array(values)) is not None}
     kept.pop("score", None)
     if not kept:
@@ -73,7 +72,8 @@ def changes(before: Columns, after: Columns, subjects: Sequence[str] | None = No
     """
     both = [name for name in before if name in after and name != "score"]
     by_name = {name: _differences(before[name], after[name]) for name in both}
-    differences, clusters = intervals(by_name, bounds=(-1.0, 1.0), subjects=subjects), _clusters(subjects)
+    differences = intervals(by_name, bounds=(-1.0, 1.0), subjects=subjects)
+    clusters = None if subjects is None else clusters_of(subjects)
     differences.pop("score", None)
     sides = [[_array(side.get(part, ())) for part in SCORE_PARTS] for side in (before, after)]
     if all(array is not None for side in sides for array in side):
@@ -88,10 +88,6 @@ def changes(before: Columns, after: Columns, subjects: Sequence[str] | None = No
 
 def _differences(before: Sequence[float | None], after: Sequence[float | None]) -> list[float | None]:
     return [None if a is None or b is None else b - a for a, b in zip(before, after, strict=True)]
-
-
-def _clusters(subjects: Sequence[str] | None) -> Clusters | None:
-    return None if subjects is None else clusters_of(subjects)
 
 
 def _array(values: Sequence[float | None]) -> Array | None:

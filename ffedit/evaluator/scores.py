@@ -145,7 +145,8 @@ def left_out(facts: Collection[FactScores]) -> tuple[LeftOut, ...]:
         for suffix, reason in {**REASONS, "": OF_SCORE.get(score, "")}.items():
             counts = [fact.left_out[score + suffix] for fact in facts if score + suffix in fact.left_out]
             if counts:
-                what = f"{item}{'s' * (sum(counts) > 1)} of {counted(len(counts), 'fact')}"
+                first, place, rest = item.partition(" in ")
+                what = f"{first}{'s' * (sum(counts) > 1)}{place}{rest} of {counted(len(counts), 'fact')}"
                 items.append(LeftOut(score, sum(counts), what, reason))
     return tuple(items)
 

@@ -27,6 +27,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedModel
+from transformers.core_model_loading import revert_weight_conversion
 
 from ffedit.algebra.linalg import double
 from ffedit.algebra.low_rank import LowRank, Update
@@ -283,18 +284,37 @@ def _save(editable: Editable, folder: Path) -> None:
 
 @torch.no_grad()
 def save_expected(editable: Editable, path: Path) -> None:
-    """Save what a fresh process compares with: probe ids, the model's logits on them, and a hash of each weight."""
+    """Save what a fresh process compares with: probe ids, the model's logits on them, and hashes of its weights.
+
+    Weights are hashed under their names in memory, and as they are named and divided in files.
+    """
     ids = editable.probe_ids(min(32, editable.max_tokens)).to(editable.device)
     with eval_mode(editable.model):  # as the other process runs it, which knows nothing of an `Editable`
         logits = editable.model(input_ids=ids, use_cache=False).logits
-    dtype = next(iter(editable.memories.values())).saved_dtype
+    dtype, weights = next(iter(editable.memories.values())).saved_dtype, editable.model.state_dict()
+    hashes = {name: digest(weight, dtype) for name, weight in weights.items()}
+    in_files = {
+        name: hashes[name] if tensor is weights.get(name) else digest(tensor, dtype)
+        for name, tensor in _by_name_in_files(editable.model, weights).items()
+    }
     about = {
-        "hashes": json.dumps({name: digest(weight, dtype) for name, weight in editable.model.state_dict().items()}),
+        "hashes": json.dumps(hashes),
+        "in_files": json.dumps(in_files),
         "dtype": str(editable.model.dtype).removeprefix("torch."),
         "saved": str(dtype).removeprefix("torch."),
         "device": str(editable.device),
     }
     save_file({"ids": ids.cpu(), "logits": logits.cpu().contiguous()}, path, metadata=about)
+
+
+def _by_name_in_files(model: PreTrainedModel, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors that `save_pretrained` makes of a model's weights, by their names in `contents`."""
+    kept = {name: weight for name, weight in weights.items() if name not in (model._keys_to_ignore_on_save or ())}
+    tensors: dict[str, Tensor] = {}
+    for name, tensor in revert_weight_conversion(model, kept).items():
+        experts = tensor.ndim == 3 and all(tensor.shape)
+        tensors |= {f"{name}[{i}]": matrix for i, matrix in enumerate(tensor)} if experts else {name: tensor}
+    return tensors
 
 
 def digest(weight: Tensor, dtype: torch.dtype) -> str:

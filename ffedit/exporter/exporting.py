@@ -107,8 +107,8 @@ def export(
 
     Raises:
         ModelError: the base cannot be found or read, or its weights are pickled.
-        EditError: the folder exists or cannot be written, or the edit is another base's or does not fit the
-            format.
+        EditError: the folder exists, is the base's own or cannot be written, or the edit is another base's or does
+            not fit the format.
         CheckError: the verification failed; nothing is left then.
     """
     check_edit(edit)
@@ -116,16 +116,18 @@ def export(
     format = format or ("gguf" if Path(out).suffix == ".gguf" else "checkpoint")
     if format not in FORMATS:
         raise EditError(f"format {format!r} is not known; give {choices(format, FORMATS)}")
-    check_free(Path(out), force)
+    check_free(Path(out), force, folder=format == "checkpoint")
     as_gguf = format == "gguf" or (format == "adapter" and Path(out).suffix == ".gguf")
     base = find_base(model, edit, revision, files=not as_gguf and format != "checkpoint")
     if as_gguf:
-        return _export_gguf(base, Path(out), format)
+        return _export_gguf(base, Path(out), format, force)
+    loaded_from = base.folder or (cached_folder(base.editable) if base.editable is not None else None)
+    refuse_source(Path(out), loaded_from, "the model was loaded from this folder")
     if format == "checkpoint" and base.editable is not None:
         for address in edit.updates:
             base.editable.memories[address].check_writable()
     with written(Path(out), force) as folder:
-        moved = _write(base, folder, format)
+        moved = _write(base, loaded_from, folder, format)
         against = str(base.folder.absolute()) if base.folder else ""
         task = Task(format, str(folder), against, trust_remote_code=trust_remote_code)
         if base.editable is not None and base.folder is None and format == "checkpoint":
@@ -137,13 +139,18 @@ def export(
     return Exported(Path(out), moved, checked, edit)
 
 
-def _export_gguf(base: Base, out: Path, format: Format) -> Exported:
+def refuse_source(out: Path, source: Path | None, why: str) -> None:
+    """Refuse to replace the folder or file that an export or undo reads (EditError)."""
+    if source is not None and out.exists() and out.samefile(source):
+        raise EditError(f"{out}: {why}, which is never changed; name another")
+
+
+def _export_gguf(base: Base, out: Path, format: Format, force: bool) -> Exported:
     """Write and verify a GGUF file, a model or an adapter; the verifying process reads the edit from beside it."""
     file = source_file(base.name, base.editable)
     if out.suffix != ".gguf":
         raise EditError(f"{out}: this export is a GGUF file; give it a name that ends in .gguf")
-    if out.exists() and out.samefile(file):
-        raise EditError(f"{out}: the model was loaded from this file, which is never changed; name another")
+    refuse_source(out, file, "the model was loaded from this file")
     if format == "gguf" and len(gguf_parts(file)) > 1:
         raise EditError(
             f"{file}: is one of several parts, and only a whole file can be edited; join them "
@@ -153,7 +160,7 @@ def _export_gguf(base: Base, out: Path, format: Format) -> Exported:
     kind = "gguf" if format == "gguf" else "gguf adapter"
     moved: Moved | None = None
     out.absolute().parent.mkdir(parents=True, exist_ok=True)
-    with placed(behind_links(out)) as made, named_errors(out):
+    with placed(behind_links(out), force) as made, named_errors(out):
         if format == "gguf":
             moved = write_gguf(file, made, base.edit, packed)
         else:
@@ -163,9 +170,8 @@ def _export_gguf(base: Base, out: Path, format: Format) -> Exported:
     return Exported(out, moved, checked, base.edit, packed=tuple(packed.values()))
 
 
-def _write(base: Base, folder: Path, format: Format) -> Moved | None:
+def _write(base: Base, loaded_from: Path | None, folder: Path, format: Format) -> Moved | None:
     """Write what is exported into an empty folder, with its model card and the edits; return what was rewritten."""
-    loaded_from = base.folder or (cached_folder(base.editable) if base.editable is not None else None)
     moved, origin = None, origin_of(base.name, loaded_from, base.edit.provenance.get("source"))
     embedded = base.edit.noted(model=origin.name)
     edits: tuple[Edit, ...] = (embedded,)
@@ -235,11 +241,12 @@ def undo(
     Raises:
         ModelError: the checkpoint cannot be found or read.
         EditError: there is no such edit in it, the originals are missing or do not lead to its weights, or the folder
-            exists or cannot be written.
+            exists, is the checkpoint's own or cannot be written.
         CheckError: the verification failed; nothing is left then.
     """
-    check_free(Path(out), force)
+    check_free(Path(out), force, folder=True)
     base = local_folder(checkpoint, revision)
+    refuse_source(Path(out), base, "the edit is undone in a copy of this checkpoint")
     which = None if edit is None else str(edit)
     undoing = plan_undo(base, which)
     with written(Path(out), force) as folder:

@@ -173,7 +173,7 @@ def _scores(scores: Mapping[str, Any] | None) -> str:
         return ""
     before, after = scores["before"], scores["after"]
     rows = "\n".join(
-        f"| {name} | {'' if before[name] is None else f'{before[name]:.3f}'} | {value:.3f} |"
+        f"| {plain(name)} | {'' if before[name] is None else f'{before[name]:.3f}'} | {value:.3f} |"
         for name, value in after.items()
         if value is not None
     )

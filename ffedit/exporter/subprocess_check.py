@@ -6,12 +6,17 @@ A process of its own has nothing of this one in its memory: it sees what anybody
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
 
 import torch
 
 from ffedit.errors import CheckError
-from ffedit.files.fresh_process import run_module
 
 
 @dataclass(frozen=True)
@@ -47,11 +52,38 @@ def check_fresh(task: Task) -> Checked:
         raise CheckError(
             f"the process that verifies could not be started ({error.strerror or error}); nothing was written"
         ) from error
-    code, lines, problems = process.returncode, process.stdout.strip().splitlines(), process.stderr.strip().splitlines()
-    if code or not lines:
-        last = (problems or [f"exit code {code}"])[-1]
-        raise CheckError(f"the process that verifies the export did not finish ({last}); nothing was written")
-    answer = json.loads(lines[-1])
+    answer, code = _answer(process.stdout), process.returncode
+    if code or answer is None:
+        how = f"exit code {code}" if code >= 0 else f"signal {-code}"
+        reason = "; ".join([how, *process.stderr.strip().splitlines()[-1:]])
+        raise CheckError(f"the process that verifies the export did not finish ({reason}); nothing was written")
     if "error" in answer:
         raise CheckError(f"{answer['error']}; nothing was written")
     return Checked(**answer)
+
+
+def _answer(output: str) -> dict[str, Any] | None:
+    """Return the last line of JSON that `verification.main` wrote; libraries may print other lines."""
+    for line in reversed(output.splitlines()):
+        try:
+            answer = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(answer, dict) and answer.keys() & {"error", "tensors"}:
+            return answer
+    return None
+
+
+def run_module(module: str, question: str, environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+    """Run `python -m module` with `question` on its stdin, and return how it ended and what it wrote.
+
+    `environment` is added to that of this process. Raises OSError where no process can be started.
+    """
+    package = str(Path(__file__).parents[2])
+    paths = os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH"))))
+    return subprocess.run(  # noqa: S603  # no shell, and each module is named in our own code
+        [sys.executable, "-m", module],
+        # Python looks for modules in the working folder first: no file of the current one is to be taken for one.
+        input=question, capture_output=True, text=True, cwd=package, check=False,
+        env={**os.environ, "PYTHONPATH": paths, **environment},
+    )  # fmt: skip

@@ -177,26 +177,39 @@ def check_memory(task: Task) -> Checked:
     with safe_open(task.base, framework="pt") as file:
         about, ids, expected = file.metadata(), file.get_tensor("ids"), file.get_tensor("logits")
     opens(task)
-    hashes, stored = json.loads(about["hashes"]), contents(Path(task.folder))
-
-    def check_hash(name: str, weight: Tensor) -> None:
-        if digest(weight, getattr(torch, about["saved"])) != hashes[name]:
-            raise CheckError(f"{name} is not what is in memory")
-
+    stored = contents(Path(task.folder))
     if not fits(stored):
-        both = hashes.keys() & stored.keys()
-        for name in both:
-            with safe_open(stored[name].file, framework="pt") as file:
-                check_hash(name, file.get_tensor(name))
-        return Checked(len(both), False)
+        _check_files(stored, json.loads(about["in_files"]), getattr(torch, about["saved"]))
+        return Checked(len(stored), False)
+    hashes = json.loads(about["hashes"])
     # Casting after loading would cast buffers too, but rotary angles are float32 in a 16-bit model.
     model = load(task.folder, task, getattr(torch, about["dtype"]))
     weights = model.state_dict()
-    for name in hashes.keys() & weights.keys():
-        check_hash(name, weights[name])
+    both = hashes.keys() & weights.keys()
+    for name in both:
+        _check_hash(name, weights[name], hashes[name], getattr(torch, about["saved"]))
     model.to(about["device"])
     _check_logits(expected, logits_of(model, ids.to(about["device"])).cpu())
-    return Checked(len(hashes), True)
+    return Checked(len(both), True)
+
+
+def _check_files(stored: Mapping[str, Stored], hashes: Mapping[str, str], dtype: torch.dtype) -> None:
+    """Check that files hold every weight of a model and nothing else, by `hashes` under their names in files."""
+    if unknown := sorted(stored.keys() - hashes.keys()):
+        raise CheckError(f"{unknown[0]} was written, which the model in memory does not have")
+    held = {hashes[name] for name in stored}
+    if lost := sorted(name for name in hashes.keys() - stored.keys() if hashes[name] not in held):  # tied ones are
+        raise CheckError(f"{lost[0]} was not written")
+    for name, tensor in stored.items():
+        path, expert = of_expert(name)
+        with safe_open(tensor.file, framework="pt") as file:
+            weight = file.get_tensor(path) if expert is None else file.get_slice(path)[expert]
+        _check_hash(name, weight, hashes[name], dtype)
+
+
+def _check_hash(name: str, weight: Tensor, expected: str, dtype: torch.dtype) -> None:
+    if digest(weight, dtype) != expected:
+        raise CheckError(f"{name} is not what is in memory")
 
 
 # Adapters -----------------------------------------------------------------------------------------
@@ -210,11 +223,12 @@ def check_adapter(task: Task) -> Checked:
         _check_product(str(address), adapter.read_factors(stored, identity_in(edit, address)), update)
     if importlib.util.find_spec("peft") is None:
         return Checked(len(edit.updates), False, peft=False)
-    plan = plan_if_comparable(task, edit)
-    if plan is None:
+    before = contents(Path(task.base)) if task.base else {}
+    if not before or not fits(before):  # the base is not on disk, or does not fit in memory
         return Checked(len(edit.updates), False, peft=None)
     import peft
 
+    plan = export_plan(before, edit)
     model, expected = base_and_edited(task, plan)
     try:
         logits = logits_of(peft.PeftModel.from_pretrained(model, task.folder).eval())
@@ -233,12 +247,6 @@ def _check_product(name: str, factors: adapter.Factors, update: Update) -> None:
     gap = sum(float((delta - product).square().sum()) for delta, product in blocks) ** 0.5
     if not gap <= 1e-5 * update.norm():
         raise CheckError(f"the adapter's product for {name} differs from the edit's by {gap:.1e}")
-
-
-def plan_if_comparable(task: Task, edit: Edit) -> Plan | None:
-    """Return the matrices of the edited base; None where it is not on disk, or does not fit in memory."""
-    before = contents(Path(task.base)) if task.base else {}
-    return export_plan(before, edit) if before and fits(before) else None
 
 
 # GGUF ---------------------------------------------------------------------------------------------

@@ -331,7 +331,7 @@ def conflicts(facts: Iterable[Fact]) -> list[tuple[Fact, Fact]]:
 def same_question(facts: Iterable[Fact]) -> list[tuple[int, int]]:
     """Return positions (i, j), i < j, of facts about one subject with one statement, ignoring case, or one relation.
 
-    Each fact is paired with the first that asks the same.
+    Each fact is paired with the first that has its statement, and with the first that has its relation.
     """
     first: dict[tuple[str | None, ...], int] = {}
     pairs = []
@@ -342,9 +342,8 @@ def same_question(facts: Iterable[Fact]) -> list[tuple[int, int]]:
         questions = [("prompt", normalised(text), subject) for text, _ in fact.statements]
         if fact.relation is not None:
             questions.append(("relation", fact.relation, subject))
-        i = min(first.setdefault(question, j) for question in questions)
-        if i < j:
-            pairs.append((i, j))
+        earlier = {first.setdefault(question, j) for question in questions} - {j}
+        pairs += [(i, j) for i in sorted(earlier)]
     return pairs
 
 

@@ -29,6 +29,7 @@ from ffedit.facts.values import Record, at, bare, entries, is_blank, key_of, tex
 NATURAL_QUESTION = "nq question: "  # in front of the questions of Natural Questions in MEND's data
 QUESTION_MARKS = ("?", "？", "؟")
 SHORTEST_PREFIX = 3  # letters that the names of a field of prompts and of their answers have in common, at least
+MOST_DIGITS = 10  # of the number of an occurrence
 PROBE_FIELDS = frozenset(field.name for field in dataclasses.fields(Probe))
 # What names a prompt and its answer in an object of both.
 ASKING = ("paraphrases", "neighbors", "portability", "locality")
@@ -159,6 +160,8 @@ class _Reading:
             )
         subject, prompt = self._subject(self._without_object(with_slot(prompts[0]), target))
         occurrence = self._first("occurrence", 0)
+        if isinstance(occurrence, str) and occurrence.isdecimal() and len(occurrence) <= MOST_DIGITS:
+            occurrence = int(occurrence)
         fact = Fact(
             subject,
             prompt,
@@ -166,7 +169,7 @@ class _Reading:
             previous,
             relation=self._first("relation"),
             case_id=self._first("case_id"),
-            occurrence=int(occurrence) if isinstance(occurrence, str) and occurrence.isdecimal() else occurrence,
+            occurrence=occurrence,
             target_aliases=(*aliases, *self._texts("target_aliases")) if target is not None else (),
             paraphrases=_prompts(*prompts[1:], *self._texts("paraphrases")),
             generation=_prompts(*self._texts("generation")),
@@ -299,6 +302,9 @@ class _Reading:
         if not isinstance(value, Mapping):
             return _paired(name, value, answers, kind)
         if isinstance(value.get("prompt"), str) and set(value) <= PROBE_FIELDS:
+            if isinstance(answers := value.get("target"), list | tuple):
+                aliases = (*answers[1:], *value.get("aliases", ()))
+                value = {**value, "target": next(iter(answers), None), "aliases": aliases}
             return [Probe.of({"kind": kind, **value})]
         says = key_of(value, ANSWERING)
         asks = key_of(value, ("prompt",)) or (says and key_of(value, ASKING))

@@ -205,8 +205,10 @@ class _Sifting:
         """Return the result: repeats merged, contradictions and facts without an id of their own left out."""
         if together:
             self._set_apart(in_sequence)
+            self._keep_whole_records()
             self._merge_repeats()
         self._check_ids()
+        self._keep_whole_records()
         left_out = [(number, self.left_out[number]) for number in self.numbers if number in self.left_out]
         sifted = Sifted(
             source,
@@ -244,6 +246,10 @@ class _Sifting:
                     )
         self.facts = [entry for position, entry in enumerate(self.facts) if position not in dropped]
 
+    def _keep_whole_records(self) -> None:
+        """Drop the other facts of records that were left out for one of theirs."""
+        self.facts = [(number, fact) for number, fact in self.facts if number not in self.left_out]
+
     def _merge_repeats(self) -> None:
         merged: dict[tuple[str, str], tuple[Number, Fact]] = {}
         for number, fact in self.facts:
@@ -274,15 +280,17 @@ def _disagreements(facts: Sequence[Fact]) -> Iterator[tuple[list[int], str]]:
     by_text: dict[tuple[str, str], list[int]] = {}
     for position, fact in enumerate(facts):
         by_text.setdefault((fact.subject, fact.text), []).append(position)
-    roots = list(range(len(facts)))
-    for first, second in same_question(facts):
-        roots[second] = roots[first]
-    by_question: dict[int, list[int]] = {}
-    for position, root in enumerate(roots):
-        by_question.setdefault(root, []).append(position)
+    asking = [[position] for position in range(len(facts))]  # by position: those that ask the same, one list for all
+    for pair in same_question(facts):
+        fewer, more = sorted((asking[position] for position in pair), key=len)
+        if fewer is not more:
+            more += fewer
+            for position in fewer:
+                asking[position] = more
+    by_question = {id(positions): positions for positions in asking}
     for name, groups in (("target", by_question), ("target", by_text), ("previous", by_text)):
         for positions in groups.values():
-            named = [p for p in positions if getattr(facts[p], name) is not None]
+            named = [p for p in sorted(positions) if getattr(facts[p], name) is not None]
             if len({normalised(getattr(facts[p], name)) for p in named}) > 1:
                 yield named, name
 

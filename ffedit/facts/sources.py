@@ -13,6 +13,7 @@ from __future__ import annotations
 import ast
 import csv
 import glob
+import io
 import json
 import logging
 import os
@@ -85,13 +86,15 @@ def _lines(path: Source, name: str) -> Iterator[str]:
     at = 0
     try:
         stdin: Any = getattr(sys.stdin, "buffer", sys.stdin)  # bytes where it has a buffer: always UTF-8
+        if stdin is None and os.fspath(path) == "-":
+            raise FactError("standard input is closed; name a file of facts, or send them there")
         with nullcontext(stdin) if os.fspath(path) == "-" else open(path, "rb") as stream:
             for line in stream:
                 if at == 0 and isinstance(line, bytes):
                     _refuse_other(name, line)
                     if line.startswith((BOM_UTF16_LE, BOM_UTF16_BE)):
                         rest: Any = stream.read()
-                        yield from (line + rest).decode("utf-16").splitlines(keepends=True)
+                        yield from io.StringIO((line + rest).decode("utf-16"), newline="\n")
                         return
                 text = line if isinstance(line, str) else line.decode("utf-8")
                 yield text.removeprefix("\ufeff") if at == 0 else text
@@ -291,7 +294,8 @@ class Table:
         """Return the rows of each split, as `datasets` gives them. Local files are streamed: no second copy is made."""
         path = Path(self.path)
         if path.is_file():
-            return dict(datasets.load_dataset(SUFFIXES[path.suffix], data_files=glob.escape(self.path), streaming=True))
+            kind = SUFFIXES[path.suffix.lower()]
+            return dict(datasets.load_dataset(kind, data_files=glob.escape(self.path), streaming=True))
         if (path / "state.json").exists() or (path / "dataset_dict.json").exists():
             saved = datasets.load_from_disk(self.path)
             return saved if isinstance(saved, dict) else {str(saved.split or "train"): saved}
@@ -314,10 +318,11 @@ def find_table(name: str) -> Table | None:
             raise FactError(f"{name} is a folder; expected a file of facts, or a folder of parquet or arrow files")
         return table
     if path.exists():
-        return table if path.suffix in SUFFIXES else None
+        return table if path.suffix.lower() in SUFFIXES else None
     hub = HUB.fullmatch(table.path)
     # A name that ends as a file does, or lies in an existing folder, is a missing file.
-    missing = hub is None or (path.suffix[1:].isalpha() if hub["file"] is None else Path(path.parts[0]).exists())
+    as_file = hub is not None and hub["file"] is None and path.suffix[1:].isalpha()
+    missing = hub is None or as_file or Path(path.parts[0]).exists()
     return None if missing else table
 
 

@@ -43,9 +43,8 @@ def number(value: float) -> str:
 
 
 def token(text: str) -> str:
-    """Format a token on one line: without leading space, control characters escaped."""
-    shown = text.strip(" ") or "␣"
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in shown)
+    """Format a token on one line: without the spaces around it; of spaces only, "␣"."""
+    return visible(text.strip(" ") or "␣")
 
 
 def quoted(text: str, most: int = 30) -> str:

@@ -18,11 +18,12 @@ from ffedit.files.placing import beside, named_errors, placed, refuse_existing, 
 Read = TypeVar("Read")
 
 
-def check_free(target: Path, force: bool) -> None:
+def check_free(target: Path, force: bool, folder: bool = False) -> None:
     """Refuse a target that exists (unless empty, or with `force`) or cannot be created; before any long work.
 
     Even with `force`, a folder is replaced only if weights are in it, as in all that ffedit writes, and if the working
-    folder is not in it, and of files only GGUF files. What a killed process was about to move there is moved first.
+    folder is not in it, and of files only GGUF files, and these not by a `folder`. What a killed process was about to
+    move there is moved first.
     """
     with named_errors(target):
         sweep(target.absolute().parent, target.name)
@@ -41,25 +42,28 @@ def check_free(target: Path, force: bool) -> None:
                     f"{target}: holds no weights, so ffedit did not write it, and --force does not replace it; name "
                     "another folder, or remove it first"
                 )
-        elif target.is_file() and target.suffix != ".gguf":
+        elif target.is_file() and (folder or target.suffix != ".gguf"):
             raise EditError(f"{target}: is a file, which --force does not replace by a folder; name another folder")
-        above = next(folder for folder in target.absolute().parents if folder.exists())
+        above = next(parent for parent in target.absolute().parents if parent.exists())
         with beside(above / target.name):
             pass
 
 
-def check_file(target: Path) -> None:
-    """Refuse a folder, or a file that cannot be written; before any long work. What a killed process left goes."""
+def check_file(target: Path, appended: bool = False) -> None:
+    """Refuse a folder, or a file that cannot be written, before any long work; what a killed process left goes.
+
+    What is `appended` to is not replaced, so that no other file need be made in its folder.
+    """
     with named_errors(target):
         behind = behind_links(target)
         sweep(behind.parent, behind.name)
         if target.is_dir():
             raise EditError(f"{target}: cannot be written (a folder has this name)")
-        if not target.exists():
-            with beside(target):
-                pass
-        elif not os.access(target, os.W_OK):
+        if target.exists() and not os.access(target, os.W_OK):
             raise EditError(f"{target}: cannot be written (no permission)")
+        if not target.exists() or (target.is_file() and not appended):  # a pipe or a device is written directly
+            with beside(behind):
+                pass
 
 
 def behind_links(target: Path) -> Path:
@@ -106,7 +110,7 @@ def ready(target: Path, write: Callable[[Path], object]) -> Iterator[None]:
 @contextmanager
 def written(target: Path, force: bool = False) -> Iterator[Path]:
     """Yield a temporary folder that becomes `target` when the block ends without an error, and is deleted otherwise."""
-    check_free(target, force)
+    check_free(target, force, folder=True)
     with named_errors(target):
         target.absolute().parent.mkdir(parents=True, exist_ok=True)
         with placed(target, force) as made:

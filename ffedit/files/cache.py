@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from functools import lru_cache
+from hashlib import sha256
 from math import nan
 from pathlib import Path
 
@@ -60,6 +61,11 @@ def path(kind: str, key: str, suffix: str) -> Path:
     except OSError:  # there is none, or it is another user's
         return entry
     return entry
+
+
+def entry(kind: str, about: str, suffix: str = ".safetensors") -> Path:
+    """Return the path of an entry of some kind by all that it depends on, `about`, as `path` does."""
+    return path(kind, sha256(about.encode()).hexdigest()[:24], suffix)
 
 
 def write(target: Path, save: Callable[[Path], object]) -> None:
@@ -114,7 +120,8 @@ def prune(now: float) -> None:
     for entry, size in bytes_of.items():
         idle = now - (entry.stat().st_mtime if entry.exists() else 0)
         if idle > IN_USE and (total > most or idle > MAX_DAYS * DAY):
-            total -= _delete(entry, size)
+            _delete(entry, size)
+            total -= size  # also where another process has deleted it since
 
 
 def clear() -> int:

@@ -143,11 +143,12 @@ def refuse_existing(target: Path) -> None:
 
 
 @contextmanager
-def placed(target: Path, force: bool = False) -> Iterator[Path]:
+def placed(target: Path, force: bool | None = None) -> Iterator[Path]:
     """Yield a path to make a file or folder at, which takes the path `target` if the block ends without an error.
 
-    A file replaces what is there; a folder does so with `force`, else it is refused where another process has made
-    `target` meanwhile. Where it cannot be moved (EditError), everything is as before.
+    With `force`, it replaces what is there; without, it is refused where another process has made `target` meanwhile.
+    By default, a file replaces it, and a folder is refused. Where it cannot be moved (EditError), everything is as
+    before.
     """
     at = target.absolute()
     with ExitStack() as stack:
@@ -157,7 +158,7 @@ def placed(target: Path, force: bool = False) -> Iterator[Path]:
         yield made
         with named_errors(target):
             _set_permissions(made)
-            if made.is_dir() and not force:
+            if not force and (made.is_dir() or force is not None):
                 refuse_existing(target)
             with delay_interrupt():
                 if at.is_dir():

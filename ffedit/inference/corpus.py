@@ -7,12 +7,14 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from ffedit.errors import EditError
+from ffedit.errors import EditError, FFEditError
 
 # Given instead of a file: text sampled from the model.
 SAMPLED = "sampled"
 # Fewest tokens for one subject, and for several; the largest number for many.
 ONE, FEWEST, MOST = 2**12, 2**15, 2**17
+SEEDS = 2**32  # seeds are below it: what every generator of random numbers takes
+LONGEST = 255  # bytes of a file's name
 # name, organisation/name, each with :configuration and perhaps :split behind it
 DATASET = re.compile(r"\w[\w.-]*(/[\w.-]+)?(:[\w.-]+){0,2}")
 
@@ -27,6 +29,14 @@ def tokens_for(subjects: int, d_ff: int, names: bool = True) -> int:
     if subjects == 1 and names:
         return min(FEWEST, max(ONE, d_ff // 2))
     return min(MOST, FEWEST * (1 + subjects // 16))
+
+
+def as_seed(seed: object, error: type[FFEditError] = EditError) -> int:
+    """Return `seed` as an int; raise `error` unless it is a whole number from 0 to 2³² − 1."""
+    number = error.whole("seed", seed, 0)
+    if number >= SEEDS:
+        raise error(f"seed is {number}; a whole number below {SEEDS} was expected")
+    return number
 
 
 def check_corpus(corpus: object) -> None:
@@ -49,6 +59,15 @@ class Corpus:
     path: Path | str | None = None
     tokens: int = FEWEST
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        EditError.require(self.path, (Path, str, type(None)), "the path of a text was expected")
+        said = str(self.path)
+        longest = max(len(part.encode("utf-8", "replace")) for part in said.split("/"))
+        if longest > LONGEST or "\n" in said or "\0" in said:
+            raise EditError(f"found {said[:40]!r}… where the path of a text was expected; write the text to a file")
+        object.__setattr__(self, "tokens", EditError.whole("tokens", self.tokens, 1))
+        object.__setattr__(self, "seed", as_seed(self.seed))
 
     @property
     def named(self) -> Path | str | None:

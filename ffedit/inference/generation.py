@@ -25,7 +25,7 @@ from ffedit.inference.batching import BATCH_COST, TOKENS, batches, split_on_oom
 from ffedit.inference.contexts import NO_MEMORY
 from ffedit.inference.replay import Past, Prefix, cache_of, inputs_after
 from ffedit.model.editable import Editable
-from ffedit.model.tokenization import Encoded, decode, pad
+from ffedit.model.tokenization import UNFINISHED, Encoded, decode, pad
 
 ANSWER_TOKENS = 8  # in which the first word of a continuation is looked for
 
@@ -69,10 +69,13 @@ def _first_word(editable: Editable, prompt: Encoded, said: Sequence[int]) -> Enc
     said = _text(editable, said)
     before = len(decode(editable.tokenizer, prompt.ids))
     size = 0
-    for size in range(1, len(said) + 1):
-        text = decode(editable.tokenizer, [*prompt.ids, *said[: size + 1]])[before:]
-        if len(text.split()) > 1 or (text.strip() and not text.strip()[-1].isalnum()):
+    for longer in range(1, len(said) + 1):
+        text = decode(editable.tokenizer, [*prompt.ids, *said[:longer]])[before:]
+        if text.endswith(UNFINISHED):
+            continue
+        if size and (len(text.split()) > 1 or (text.strip() and not text.strip()[-1].isalnum())):
             break
+        size = longer
     ids = (*prompt.ids, *said[:size])
     text = decode(editable.tokenizer, ids)
     return replace(prompt, text=text, ids=ids) if text[before:].strip() else None

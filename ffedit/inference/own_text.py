@@ -100,7 +100,7 @@ def _beginnings(
     for separator in (tokenizer.bos_token_id, tokenizer.eos_token_id):
         if separator is not None and str(tokenizer.convert_ids_to_tokens(separator)) not in template:
             return [[int(separator)]] * rows, 1
-    size, special = editable.model.config.get_text_config().vocab_size, set(tokenizer.all_special_ids)
+    size, special = editable.vocabulary, set(tokenizer.all_special_ids)
     ordinary = torch.tensor([i for i in range(size) if i not in special])
     return ordinary[torch.randint(len(ordinary), (rows, 1), generator=generator)].tolist(), 0
 

@@ -12,7 +12,6 @@ that the user gave is kept.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import platform
 import timeit
@@ -23,9 +22,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor, nn
 
-from ffedit.errors import EditError
 from ffedit.files import cache
-from ffedit.files.resuming import load_state, save_state
+from ffedit.files.resuming import kept
 from ffedit.inference import replay
 from ffedit.inference.distributed import ProcessGroup
 from ffedit.model.editable import Editable
@@ -95,13 +93,8 @@ def _machine(device: torch.device) -> tuple[object, ...]:
 
 def _kept(kind: str, about: tuple[object, ...], measure: Callable[[], float]) -> float:
     """Return what `measure` returned for `about` the first time; it is kept in the cache."""
-    path = cache.path(kind, hashlib.sha256(repr(about).encode()).hexdigest()[:24], ".safetensors")
-    try:
-        return float(load_state(path, "holds no number")[1])
-    except (EditError, TypeError, ValueError):
-        number = measure()
-        cache.write(path, lambda made: save_state(made, {}, number))
-        return number
+    made = kept(cache.entry(kind, repr(about)), lambda: {"number": torch.tensor(measure(), dtype=torch.float64)})
+    return float(made["number"])
 
 
 def _measured_speed(device: torch.device) -> float:

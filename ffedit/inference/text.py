@@ -19,19 +19,16 @@ import hashlib
 import json
 from array import array
 from collections.abc import Iterator
-from functools import cache as once
+from functools import cache as once, partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from ffedit.errors import EditError, brief
 from ffedit.files import cache
-from ffedit.files.atomic import read_whole
-from ffedit.files.seal import UNSEALED, check, seal
+from ffedit.files.resuming import load_state, save_state
 from ffedit.inference import replay
 from ffedit.inference.corpus import Corpus
 from ffedit.model.editable import Editable
@@ -112,26 +109,14 @@ def nats_per_character(editable: Editable, text: str) -> float:
 
 def keep_ids(ids: array[int], path: Path) -> None:
     """Cache the ids of a text."""
-
-    def save(temporary: Path) -> None:
-        save_file({"ids": _tensor(ids)}, temporary, metadata=UNSEALED)
-        seal(temporary)
-
-    cache.write(path, save)
-
-
-def _checked(path: Path) -> dict[str, Tensor]:
-    check(path)
-    return load_file(path)
+    cache.write(path, partial(save_state, tensors={"ids": _tensor(ids)}, values=None))
 
 
 def kept_ids(path: Path) -> list[int]:
     """Return the ids of a text that was cached before, possibly in part; none where there is no sound file."""
     try:
-        if not path.exists():
-            return []
-        ids: list[int] = read_whole(path, _checked)["ids"].tolist()
-    except (OSError, SafetensorError, KeyError, ValueError):  # damaged: sampled anew, and replaced
+        ids: list[int] = load_state(path, "holds no text")[0]["ids"].tolist()
+    except (EditError, KeyError):  # damaged: sampled anew, and replaced
         return []
     return ids
 

@@ -25,6 +25,7 @@ from ffedit.algebra.linalg import double
 from ffedit.algebra.low_rank import LowRank, Update
 from ffedit.editor.edit import Edit, check_edit
 from ffedit.editor.statistics import by_layer
+from ffedit.errors import EditError
 from ffedit.facts.text import change
 from ffedit.inference.corpus import Corpus, check_corpus
 from ffedit.inference.generation import log_softmax
@@ -122,11 +123,12 @@ def inspect_edit(
         progress: progress callback.
 
     Raises:
-        EditError: the edit does not fit the model or is applied already, or the corpus cannot be used.
+        EditError: the edit does not fit the model or is applied already, or the corpus or `top` cannot be used.
     """
     check_model(editable)
     check_edit(edit)
     check_corpus(corpus)
+    top = EditError.whole("top", top, 1)
     edit.check(editable)
     corpus, tokenizer = corpus or Corpus(tokens=READ_TOKENS), editable.tokenizer
     updates = {address: edit.updates[address].cpu() for address in sorted(edit.updates)}

@@ -26,7 +26,7 @@ Row = tuple[int, ...]
 
 
 def rows_of(editable: Editable, corpus: Corpus, progress: Progress = silent) -> Iterator[Row]:
-    """Yield the rows of `corpus`, of `corpus.tokens` positions or fewer; EditError where it holds no two tokens."""
+    """Yield the rows of `corpus`, of `corpus.tokens` positions or fewer."""
     start, left = editable.start_tokens, corpus.tokens
     room = min(ROW_TOKENS, editable.max_tokens) - len(start)
     for ids in _documents(editable, corpus, room, progress):
@@ -36,10 +36,6 @@ def rows_of(editable: Editable, corpus: Corpus, progress: Progress = silent) -> 
             yield row
             if not left:
                 return
-    if left == corpus.tokens:
-        raise EditError(
-            f"{corpus}: holds fewer than two tokens in a row, so no token has a next one; give a longer text"
-        )
 
 
 def _documents(editable: Editable, corpus: Corpus, length: int, progress: Progress) -> Iterator[Sequence[int]]:
@@ -74,7 +70,7 @@ class Positions:
         """Return the positions of a corpus; EditError where it cannot be read, or has fewer than two positions."""
         positions = cls(tuple(rows_of(editable, corpus, progress)))
         if len(positions) < 2:
-            raise EditError(f"{corpus}: a single token was found; the search for triggers needs some thousands")
+            raise EditError(f"{corpus}: holds fewer than two tokens with a next one; give a text of some thousands")
         return positions
 
     @cached_property

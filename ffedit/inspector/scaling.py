@@ -39,7 +39,7 @@ def parse_scalings(words: Sequence[str]) -> dict[MemoryIndex, float]:
 def check_scalings(
     memories: Memories, scalings: Mapping[MemoryIndex, float] | Mapping[str, float]
 ) -> dict[MemoryIndex, float]:
-    """Return factors by slot; EditError where there is no such memory, or a factor is no finite number of 32 bits."""
+    """Return factors by slot; EditError for no such memory, one scaled twice, or a factor that is not finite."""
     EditError.require(scalings, Mapping, "factors by memory were expected, such as {'3.17': 0}")
     by_slot = {}
     for name, factor in scalings.items():
@@ -47,6 +47,8 @@ def check_scalings(
         slot, number = MemoryIndex.find(memories, name), float(factor)
         if not abs(number) <= torch.finfo(torch.float32).max:
             raise EditError(f"memory {slot} cannot be scaled by {number}; a finite factor of 32 bits was expected")
+        if slot in by_slot:
+            raise EditError(f"memory {slot} is scaled twice; give one factor")
         by_slot[slot] = number
     return by_slot
 

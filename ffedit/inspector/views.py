@@ -81,6 +81,8 @@ class MemoryIndex:
         EditError.require(name, (str, MemoryIndex), "a memory was expected; write L.I for memory I of layer L")
         slot = name if isinstance(name, MemoryIndex) else cls.parse(name)
         at = slot.address
+        EditError.require(at, Address, "the address of a layer or expert was expected: ffedit.Address(0)")
+        EditError.whole("the index of a memory", slot.index, 0)
         if at not in memories:
             of_layer = [address for address in memories if address.layer == at.layer]
             if not of_layer:

@@ -23,7 +23,7 @@ from typing import Any
 from ffedit.algebra.key_moments import KeyMoments
 from ffedit.editor.checks import in_reach
 from ffedit.editor.config import EditConfig
-from ffedit.editor.methods import METHODS, check_method, preset
+from ffedit.editor.methods import METHODS, check_config, check_method, preset
 from ffedit.editor.names import MethodName
 from ffedit.editor.statistics import collect, text_for
 from ffedit.editor.write import write
@@ -35,7 +35,7 @@ from ffedit.evaluator.scores import Scores, mean_scores
 from ffedit.facts.fact import Fact, FactLike, as_facts, by_subject
 from ffedit.facts.reading import read_facts
 from ffedit.inference import generation
-from ffedit.inference.corpus import Corpus
+from ffedit.inference.corpus import Corpus, check_corpus
 from ffedit.layer_choice.published import AutoLayer, auto_layer
 from ffedit.model.editable import Editable, check_model
 from ffedit.model.memory import Address, as_layers
@@ -121,7 +121,7 @@ def edit_at(
     if METHODS[method].statistics:
         memories = [memory for layer in layers for memory in editable.feed_forward[layer].memories]
         named = METHODS[method].complete(config).key.names_weight > 0
-        text = stats or text_for(editable, len(by_subject(facts)), config.seed, names=named)
+        text = text_for(editable, len(by_subject(facts)), config.seed, names=named) if stats is None else stats
         moments = collect(editable, memories, text, progress)
     rows = []
     for layer in layers:
@@ -196,6 +196,8 @@ def choose_layer(
     check_model(editable)
     started, depth = time.perf_counter(), len(editable.layers)
     config = config or preset("default", check_method(method).name)
+    check_config(config)
+    check_corpus(stats)
     auto = auto_layer(editable, method)
     tried = candidates(depth, auto.layer) if layers is None else sorted(set(as_layers(layers)))
     if not tried or not set(tried) <= set(range(depth)):

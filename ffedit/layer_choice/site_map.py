@@ -22,6 +22,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import chain
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,7 @@ from ffedit.algebra.linalg import double
 from ffedit.algebra.updates import direction
 from ffedit.editor.config import EditConfig
 from ffedit.editor.key import PromptSet, build_prompts, read_keys, read_layers, without_sinks
+from ffedit.editor.methods import check_config
 from ffedit.editor.metric import metric
 from ffedit.editor.name_keys import NameMoment, mention_of, name_moments, read_names
 from ffedit.editor.protect import beginning_keys
@@ -171,7 +173,8 @@ def site_map(
     check_model(editable)
     FactError.require(fact, (Fact, Mapping), "one fact was expected")
     config = config or EditConfig()
-    EditError.require(config, EditConfig, "an EditConfig was expected: ffedit.EditConfig(seed=1)")
+    check_config(config)
+    EditError.require(stats, (Corpus, Mapping, NoneType), "a text or its statistics were expected: ffedit.Corpus(path)")
     (fact,) = as_facts(fact)
     stats = text_for(editable, 1, config.seed, names=config.key.names_weight > 0) if stats is None else stats
     chosen = _layers(editable, layers, stats)

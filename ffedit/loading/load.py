@@ -338,6 +338,8 @@ def spread_over(
         return {"device_map": _whole(device)}
     if device != "auto":
         raise ModelError(f"device {device!r} and a device map were given; give one of them")
+    expected = "a device map was expected: auto, or the device of each module by its name"
+    ModelError.require(device_map, (str, Mapping), expected)
     if isinstance(device_map, str) and device_map not in DEVICE_MAPS:
         raise ModelError(f"device map {device_map!r} is not known; give {', '.join(DEVICE_MAPS)}")
     if offload_folder is not None and Path(offload_folder).exists() and not Path(offload_folder).is_dir():
@@ -345,7 +347,7 @@ def spread_over(
     for size in (max_memory or {}).values():
         try:
             convert_file_size_to_int(size)
-        except ValueError as error:
+        except (AttributeError, TypeError, ValueError) as error:  # of a float, of None, of other text
             raise ModelError(f"{size!r} is not an amount of memory; give a number of bytes, or 20GB, 512MB") from error
     return {
         "device_map": device_map if isinstance(device_map, str) else dict(device_map),

@@ -76,7 +76,7 @@ class Corruption:
 @torch.no_grad()
 def embeddings(editable: Editable) -> Iterator[Tensor]:
     """Yield the input embedding's output for the whole vocabulary, `ROWS` tokens at a time, [n, d_model], float32."""
-    vocabulary = torch.arange(editable.model.config.get_text_config().vocab_size, device=editable.device)
+    vocabulary = torch.arange(editable.vocabulary, device=editable.device)
     for tokens in vocabulary.split(ROWS):
         yield editable.embedding(tokens).float()
 

@@ -96,7 +96,7 @@ def restore(
     for index, case in enumerate(batch.cases):
         corrupted[index, : case.samples] = batch.log_probs_of(index)[1:]
     log_probs = corrupted[[r.case for r in restorations]]
-    least = max(LEAST_ROWS, UNEMBEDDED // int(editable.model.config.get_text_config().vocab_size))
+    least = max(LEAST_ROWS, UNEMBEDDED // editable.vocabulary)
     refusal = ModelError("not enough memory for a single restoration; trace with fewer samples")
     waiting: list[Final] = []
     done = 0

@@ -19,7 +19,6 @@ alone. A restoration changes nothing below its layer and nothing left of its tok
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -34,6 +33,7 @@ from ffedit.facts.fact import Fact, FactLike, as_facts
 from ffedit.files import cache
 from ffedit.files.resuming import Journal
 from ffedit.inference.batching import split_on_oom
+from ffedit.inference.corpus import as_seed
 from ffedit.locator.cases import Batch, Run, batches, prepare, run_batch
 from ffedit.locator.corruption import Corruption, CorruptionName, Noise
 from ffedit.locator.restore import Restoration, restore
@@ -152,7 +152,7 @@ def locate_all(
         window=resolve_window(depth, kind, window),
         sever=sever,
         metric=metric,
-        seed=FactError.whole("seed", seed, 0),
+        seed=as_seed(seed, FactError),
         layers=None if layers is None else resolve_layers(depth, layers),
         tokens=tokens,
     )
@@ -181,9 +181,8 @@ def open_journal(editable: Editable, run: Run, facts: Sequence[Fact]) -> Journal
         "others": sorted({fact.subject for fact in facts}) if depends else [],
         "model": [__version__, fingerprint(editable), editable.chat],
     }
-    name = hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:24]
     try:
-        return Journal(cache.path("traces", name, ".jsonl"), settings)
+        return Journal(cache.entry("traces", json.dumps(settings), ".jsonl"), settings)
     except EditError:
         return None
 

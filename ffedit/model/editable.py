@@ -204,8 +204,8 @@ class Editable(Displayed):
 
     @property
     def vocabulary(self) -> int:
-        """Number of logits."""
-        return len(storage.fetched(self.unembedding))
+        """Number of logits, with those that pad the vocabulary."""
+        return int(self.model.config.get_text_config().vocab_size)
 
     @property
     def device(self) -> torch.device:
@@ -287,7 +287,7 @@ class Editable(Displayed):
 
     def probe_ids(self, count: int = 8) -> Tensor:
         """Return a few fixed token ids [1, count] that any vocabulary has."""
-        size = int(self.model.config.get_text_config().vocab_size)
+        size = self.vocabulary
         return (torch.arange(count) * 7919 + 11)[None, :] % size
 
     @contextmanager

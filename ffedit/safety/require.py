@@ -20,6 +20,7 @@ COMPARISONS: dict[str, Callable[[float, float], bool]] = {
     ">": operator.gt,
     "<": operator.lt,
 }
+TOLERANCE = 1e-9  # of a score, which is a mean of rounded numbers
 
 
 @dataclass(frozen=True)
@@ -35,10 +36,13 @@ class Requirement:
         value: float | None = getattr(scores, self.name)
         if value is None:
             return f"{self} cannot be measured, because the facts have no prompts for it"
-        return None if COMPARISONS[self.comparison](value, self.bound) else f"{self} is not met: it is {value:.6g}"
+        above = 0.0 if abs(value - self.bound) <= TOLERANCE else value - self.bound
+        digits = 6 if f"{value:.6g}" != f"{self.bound:.6g}" else 12
+        met = COMPARISONS[self.comparison](above, 0.0)
+        return None if met else f"{self} is not met: it is {value:.{digits}g}"
 
     def __str__(self) -> str:
-        return f"{self.name}{self.comparison}{self.bound:g}"
+        return f"{self.name}{self.comparison}{self.bound:.12g}"
 
 
 def unmet(requirements: Sequence[Requirement], scores: Scores) -> RequirementError | None:

@@ -16,6 +16,9 @@ from writing import quick
 
 import ffedit
 from ffedit import Edit, Editable, EditConfig, EditError, FactError, ModelError, PromptConfig, ValueConfig
+from ffedit.editor.config import KeyConfig
+from ffedit.editor.methods.finetune import BoundedFineTuneConfig, FineTuneConfig
+from ffedit.editor.methods.memit import MemitConfig
 
 RECORD = {"subject": FACT.subject, "prompt": FACT.prompt, "target": "Rome", "previous": "Paris"}
 CORPUS = ffedit.Corpus(tokens=256)
@@ -104,19 +107,51 @@ WRONG: dict[tuple[type[Exception], str], list[Call]] = {
         lambda m, e: ffedit.edit(m, FACT, layers=torch.tensor(1)),
         lambda m, e: ffedit.collect_stats(m, layers=[1.0]),
     ],
-    (EditError, "where an EditConfig was expected"): [lambda m, e: ffedit.edit(m, FACT, config={"seed": 1})],
+    (EditError, "where an EditConfig was expected"): [
+        lambda m, e: ffedit.edit(m, FACT, config={"seed": 1}),
+        lambda m, e: ffedit.combine(m, [e], config={"seed": 1}),
+        lambda m, e: ffedit.choose_layer(m, config={"seed": 1}),
+        lambda m, e: ffedit.site_map(m, FACT, config={"seed": 1}),
+    ],
+    (EditError, "method 'memti' is not known"): [
+        lambda m, e: ffedit.edit(m, FACT, layers=1, config=EditConfig(methods={"memti": MemitConfig()}))
+    ],
+    (EditError, "methods was expected to be a Mapping"): [lambda m, e: EditConfig(methods=5)],
     (EditError, "value was expected to be a ValueConfig"): [lambda m, e: EditConfig(value={"steps": 9})],
     (EditError, "where a text or its statistics were expected"): [
-        lambda m, e: ffedit.edit(m, FACT, layers=1, stats="wiki.txt")
+        lambda m, e: ffedit.edit(m, FACT, layers=1, stats="wiki.txt"),
+        lambda m, e: ffedit.combine(m, [e], stats="wiki.txt"),
+        lambda m, e: ffedit.site_map(m, FACT, stats="wiki.txt"),
     ],
     (EditError, "where a text was expected; give it as ffedit.Corpus('file.txt')"): [
         lambda m, e: ffedit.collect_stats(m, 0, corpus="file.txt"),
         lambda m, e: ffedit.inspect_memory(m, "1.1", corpus="file.txt"),
+        lambda m, e: ffedit.choose_layer(m, stats={}),
     ],
     (EditError, "a whole number of at least 1 was expected"): [
         lambda m, e: ffedit.inspect_prompt(m, "a", top=0),
         lambda m, e: ffedit.inspect_memory(m, "1.1", top=1.5),
+        *(lambda m, e, n=n: ffedit.Corpus(tokens=n) for n in (1e4, "100", 0)),
+        *(lambda m, e, n=n: PromptConfig(context_tokens=[n]) for n in (5.5, "a", -50)),
     ],
+    (EditError, "where the path of a text was expected"): [
+        *(lambda m, e, text=text: ffedit.Corpus(text) for text in (5, "a\nb", "word " * 60))
+    ],
+    (EditError, "where a text was expected as an entry of prompts.essence_prompts"): [
+        lambda m, e: PromptConfig(essence_prompts=[1])
+    ],
+    (EditError, "where a name was expected as an entry of key.without_names"): [
+        lambda m, e: KeyConfig(without_names=[1])
+    ],
+    (EditError, "prompts.context_tokens is empty"): [lambda m, e: PromptConfig(context_tokens=[])],
+    (EditError, "seed is 1180591620717411303424; a whole number below 4294967296 was expected"): [
+        lambda m, e: EditConfig(seed=2**70),
+        lambda m, e: ffedit.Corpus(seed=2**70),
+    ],
+    (FactError, "a whole number below 4294967296 was expected"): [lambda m, e: ffedit.locate(m, FACT, seed=2**70)],
+    (EditError, "rate is -1; a number above 0 was expected"): [lambda m, e: FineTuneConfig(rate=-1)],
+    (EditError, "rate is nan; a number above 0 was expected"): [lambda m, e: BoundedFineTuneConfig(rate=math.nan)],
+    (EditError, "ft-l.bound is -0.05; a number above 0"): [lambda m, e: BoundedFineTuneConfig(bound=-0.05)],
     (EditError, "where a memory was expected; write L.I"): [lambda m, e: ffedit.inspect_memory(m, (0, 1))],
     (EditError, "where factors by memory were expected"): [lambda m, e: ffedit.inspect_prompt(m, "a", scaled=["1.1"])],
     (EditError, "where a factor of memory 1.1 was expected"): [

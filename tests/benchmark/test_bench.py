@@ -251,6 +251,14 @@ def test_what_cannot_be_run_is_refused_before_any_work(editable: Editable, tmp_p
         bench(editable, some, ["rmoe"], "single", tmp_path / "out")
     with pytest.raises(EditError, match="no methods"):
         bench(editable, some, [], "single", tmp_path / "out")
+    for wrong in (
+        *({"config": {"memit": CONFIG}}, {"config": "x"}, {"config": {}}, {"spread": "2"}, {"spread": 0}),
+        *({"stats": "x"}, {"text": 3}, {"methods": None}, {"mode": None}, {"out": None}),
+    ):
+        usual: dict[str, Any] = {"methods": ["rome", "memit"], "mode": "single", "out": tmp_path / "out"}
+        with pytest.raises(EditError) as caught:
+            bench(editable, some, **{**usual, **wrong})
+        assert "\n" not in str(caught.value)
     with pytest.raises(FactError, match="2 facts have the case_id '0'"):
         bench(editable, [some[0], dataclasses.replace(some[1], case_id="0")], ["ft"], "single", tmp_path / "out")
     assert not (tmp_path / "out").exists()

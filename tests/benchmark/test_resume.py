@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,6 +22,8 @@ from writing import quick
 import ffedit
 from ffedit import Edit, EditError
 from ffedit.benchmark import editing
+from ffedit.benchmark.folder import Journal
+from ffedit.benchmark.task import Task
 from ffedit.files.placing import claimed
 from ffedit.model.editable import Editable
 from ffedit.progress import Progress
@@ -157,6 +160,37 @@ def test_another_model_or_version_is_refused_and_force_replaces(editable: Editab
         run(editable, out, methods=["ft"])
     run(editable, out, methods=["ft"], some=facts(2), force=True)
     assert len(lines(out)) == 2 * 4
+
+
+@pytest.mark.parametrize(
+    "other", [{"layers": [99]}, {"layers": None, "spread": 9}, {"stats": {}, "methods": ["memit"]}, {"text": "/none"}]
+)
+def test_results_are_not_replaced_by_a_run_that_is_refused(
+    editable: Editable, tmp_path: Path, other: dict[str, Any]
+) -> None:
+    run(editable, tmp_path / "out", methods=["ft"], some=facts(2))
+    before = disk(tmp_path / "out")
+    with pytest.raises(EditError):
+        run(editable, tmp_path / "out", **{"methods": ["ft"], "force": True, **other})
+    assert disk(tmp_path / "out") == before
+
+
+def test_an_edit_that_lost_its_weights_is_made_anew(editable: Editable, tmp_path: Path) -> None:
+    whole = run(editable, tmp_path / "out", "batch:3", methods=["memit"])
+    folder = tmp_path / "out" / "edits" / "memit" / "00000"
+    (folder / "edit.safetensors").unlink()
+    (tmp_path / "out" / "results.jsonl").unlink()
+    assert timeless(run(editable, tmp_path / "out", "batch:3", methods=["memit"])) == timeless(whole)
+
+
+def test_progress_counts_a_process_s_own_facts_and_those_of_an_earlier_run(tmp_path: Path) -> None:
+    told: list[tuple[str, int, int]] = []
+    journal = Journal(tmp_path)
+    for own in (range(5), range(1, 5, 2)):  # an earlier run alone, and now one of two processes
+        task: Any = SimpleNamespace(journal=journal, own=own, progress=lambda *stage: told.append(stage))
+        for i in own:
+            Task.record(task, "ft", "after", i, {i: {"error": "no"}}, {"error": "no"})
+    assert told[4] == ("ft", 5, 5) and told[5:] == [("ft", 2, 2)] * 2
 
 
 def test_a_folder_of_other_things_stays_as_it_is(editable: Editable, tmp_path: Path) -> None:

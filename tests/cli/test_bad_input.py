@@ -218,6 +218,44 @@ def test_a_file_that_is_read_is_not_replaced(here: Path, option: str, capsys: py
     for name in ("fact.json", "./fact.json", str(here / "fact.json")):
         ran = shell(capsys, "apply", "fact.json", option, name)
         assert ran.code == 2 and "fact.json is read, and would be replaced" in ran.err and disk(here) == before
+    (here / "m").mkdir()
+    for name in ("m.gguf", "m/config.json"):
+        (here / name).write_text("a model")
+    before = disk(here)
+    for words in (["--model", "m.gguf", option, "m.gguf"], ["--model", "m", option, "m/config.json"]):
+        ran = shell(capsys, "apply", "fact.json", *words)
+        assert ran.code == 2 and f"{words[-1]} is read, and would be replaced" in ran.err and disk(here) == before
+
+
+def test_two_results_of_one_name_and_a_file_for_a_folder_are_refused_by_every_command(
+    refuses: Refuses, here: Path, model: Path
+) -> None:
+    same = ["--json", "same", "--html", "./same"]
+    assert "the name of two results" in refuses("inspect", "memory", "0.1", "-m", model, *same, loads=False)
+    made(ffedit.load(model), {1: 2}).save(here / "e")
+    (here / "f.gguf").write_text("a model")
+    for words in (["undo", model], ["export", "e", "--format", "checkpoint"], ["stats", "-m", model]):
+        assert "f.gguf: is a file" in refuses(*words, "--out", "f.gguf", "--force")
+    assert "f.gguf: is a file" in refuses("apply", "fact.json", "-m", model, "--out", "f.gguf", "--force")
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["evaluate", "fact.json", "--edited", "./nowhere"], "./nowhere: no such folder"),
+        (["evaluate", "fact.json", "--text", "none.txt"], "none.txt: no such file"),
+        (["bench", "fact.json", "--out", "b", "--text", "none.txt"], "none.txt: no such file"),
+        (["stats", "--corpus", "none.txt"], "none.txt: no such file"),
+        (["choose-layer", "none.json"], "no file none.json"),
+        (["evaluate", "-"], "standard input is closed"),
+    ],
+)
+def test_wrong_paths_are_found_before_the_work(
+    refuses: Refuses, monkeypatch: pytest.MonkeyPatch, words: list[str], told: str
+) -> None:
+    monkeypatch.setattr("sys.stdin", None)
+    monkeypatch.setattr(f"ffedit.cli.work.{words[0].replace('-', '_')}", lambda *_, **__: pytest.fail("it was begun"))
+    assert told in refuses(*words, loads=False)
 
 
 @pytest.mark.parametrize("option", ["--html", "--log", "--save-recipe"])

@@ -30,7 +30,9 @@ def test_an_edit_is_asked_evaluated_and_exported_later(
     assert asked.code == 0 and "before" in asked.out and "after" in asked.out and "Egypt" in asked.out
     monkeypatch.setattr("sys.stdin", io.StringIO("the Eiffel tower is located in\n\n  Nile river stands in\n"))
     assert run("ask", "--edit", "e", "--tokens", "2").out == asked.out
-    assert "no prompt: give PROMPT, or a line on standard input" in run("ask", "--edit", "e").err
+    for stream in (sys.stdin, None):
+        monkeypatch.setattr("sys.stdin", stream)
+        assert "no prompt: give PROMPT, or a line on standard input" in run("ask", "--edit", "e").err
 
     measured = loads(run("evaluate", "fact.json", "--edit", "e", "--json", "-").out)["after"]
     applied = Edit.load("e").provenance["scores"]["after"]
@@ -121,6 +123,8 @@ def test_doctor_shows_what_can_be_edited(run: Command, model: Path) -> None:
 
 
 def test_doctor_takes_a_model_by_either_name_once(run: Command, model: Path) -> None:
+    assert run("doctor", model, "--log", "doctor.log").code == 0
+    assert Path("doctor.log").read_text(encoding="utf-8").count("done in") == 1
     assert run("doctor", model, "--device", "cpu").out == run("doctor", "-m", model, "--device", "cpu").out
     both = run("doctor", model, "--model", "atlas")
     assert (both.code, both.out) == (2, "") and "give the model once: MODEL or --model" in both.err
@@ -130,6 +134,10 @@ def test_doctor_takes_a_model_by_either_name_once(run: Command, model: Path) -> 
 
 def test_the_cache_is_filled_listed_and_cleared(run: Command, model: Path, cache_folder: Path) -> None:
     assert "0 files" in run("cache", "list").out
+    (cache_folder / "texts").mkdir(parents=True)
+    (cache_folder / "texts" / "one.txt").touch()
+    assert "1 file, " in run("cache", "list").out
+    assert run("cache", "clear").code == 0
     assert run("apply", "bare.json", "-m", model).code == 0, "without --corpus the model samples the text itself"
     listed, kept = run("cache", "list"), loads(run("cache", "list", "--json", "-").out)
     count = len(kept["entries"])

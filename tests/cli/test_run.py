@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -29,11 +30,23 @@ def test_a_saved_recipe_makes_the_same_edit(capsys: pytest.CaptureFixture[str], 
     assert shell(capsys, "run", first.name, "-q").code == 0
     saved = yaml.safe_load(Path("saved.yaml").read_text(encoding="utf-8"))
     assert saved["method"] == "emmet" and saved["set"]["value.steps"] == 3 and saved["out"] == "first"
-    shown = shell(capsys, "show", "first", "--recipe")
+    shown = shell(capsys, "show", "first", "--recipe", "--json", "shown.json")
+    assert len(json.loads(Path("shown.json").read_text(encoding="utf-8"))["edits"]) == 1
+    assert "name a file" in shell(capsys, "show", "first", "--recipe", "--json", "-").err
     assert {**yaml.safe_load(shown.out), "out": "first"} == saved
     Path("saved.yaml").write_text(yaml.safe_dump({**saved, "out": "second", "force": True}), encoding="utf-8")
     assert shell(capsys, "run", "saved.yaml", "-q").code == 0
     assert ffedit.Edit.load("second").fingerprint() == ffedit.Edit.load("first").fingerprint()
+
+
+def test_facts_in_a_recipe_are_taken_as_they_stand(capsys: pytest.CaptureFixture[str], empty: Path) -> None:
+    asked = {"subject": "Eiffel Tower", "prompt": "Eiffel Tower is in Rome", "target": "Rome", "case_id": "nan"}
+    facts = [{**asked, "target": "Rome."}, {**asked, "prompt": "{} is located in"}, {**asked, "prompt": "{} is a"}]
+    for written in (facts[:1], facts[1:], facts[1]):
+        path = recipe(empty / "r.yaml", facts=written, dry_run=True, json="plan.json", force=True)
+        assert shell(capsys, "run", path.name, "-q").code == 0
+        planned = json.loads(Path("plan.json").read_text(encoding="utf-8"))["facts"]
+        assert planned == (written if isinstance(written, list) else [written])
 
 
 @pytest.mark.usefixtures("warm_cache", "verified_here")
@@ -71,10 +84,11 @@ def test_a_token_by_number_word_or_name_is_the_same_edit(capsys: pytest.CaptureF
         ("- 1\n", ": holds no recipe"),
         ('model: "a\\0b"\n', ": model is 'a\\x00b', which holds a NUL character"),
         ('facts: "\\ud800"\n', ": facts: 'utf-8' codec can't encode"),
-        (
-            "layers: 0\nfacts: [{subject: 1889-03-31}]\n",
-            ": facts: Object of type date is not JSON serializable; another",
-        ),
+        ("facts: [{subject: 1889-03-31, prompt: '{} is'}]\n", ": subject must be text, found datetime.date(1889, "),
+        ("facts: {subject: A, prompt: '{} is', object: B}\n", ": unknown field object; a fact's fields are "),
+        ("facts: [{subject: A, prompt: '{} is'}]\n", ": 'A is' has no new object"),
+        ("facts: []\n", ": no facts to write"),
+        ("facts:\n", ": found None (NoneType) where a Fact or a dict of its fields was expected"),
         (
             "set: {value.steps: 2001-01-01}\n",
             ": set.value.steps: Object of type date is not JSON serializable; another",

@@ -100,9 +100,7 @@ def test_conditions_and_units_are_named() -> None:
 def test_facts_set_apart_are_named() -> None:
     assert "set apart" not in words(averages_table(averaged()))
     one = words(averages_table(averaged(unknown=("[bold]x[/bold]\nis",))))
-    assert one.endswith(
-        "1 fact is set apart because the model does not give its answer by itself: “[bold]x[/bold]\\nis”"
-    )
+    assert one.endswith("1 fact is set apart because the model does not give its answer by itself: “[bold]x[/bold]⏎is”")
     many = words(averages_table(averaged(unknown=("a", "b", "c", "d" * 99, "e"))))
     assert many.endswith(
         "5 facts are set apart because the model does not give their answers by itself: “a”, “b”, “c” and 2 more"

@@ -106,7 +106,7 @@ def test_odd_tokens_stay_on_their_line() -> None:
     effects = np.full((3, 5), 0.1)
     lines = shown(heat_map(trace(effects, tokens=tokens))).splitlines()[3:8]
     assert lines[0].strip().startswith("東京タワー") and "…" in lines[0]
-    assert "\\n*" in lines[1] and "␣*" in lines[2] and "[bold]x[/bold]" in lines[3] and "aaa…" in lines[4]
+    assert "⏎*" in lines[1] and "␣*" in lines[2] and "[bold]x[/bold]" in lines[3] and "aaa…" in lines[4]
     assert len({cell_len(line[: line.index("█")]) for line in lines}) == 1
 
 

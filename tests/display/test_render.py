@@ -349,7 +349,8 @@ def test_errors_are_one_line_and_commands_do_not_wrap() -> None:
 def test_numbers_are_rounded_and_tokens_made_visible() -> None:
     found = [number(x) for x in (0.0, -0.0, 1e-5, 0.004, 0.005, -0.25, -0.003)]
     assert found == ["0.00", "0.00", "1e-05", "0.004", "0.01", "−0.25", "−0.003"]
-    assert [token(t) for t in (" Tower", "\n", " ", "\x1b[31m")] == ["Tower", "\\n", "␣", "\\x1b[31m"]
+    assert [token(t) for t in (" Tower", "\n", " ", "\x1b[31m")] == ["Tower", "⏎", "␣", "⟨U+001B⟩[31m"]
+    assert token("👩\u200d👧") == "👩\u200d👧"
 
 
 # Progress ------------------------------------------------------------------------------------------

@@ -17,8 +17,10 @@ from ffedit.algebra.key_moments import KeyMoments
 from ffedit.algebra.low_rank import LowRank
 from ffedit.editor.combine import combine
 from ffedit.editor.key import build_prompts, read_keys
+from ffedit.editor.recipe import recipe_of
 from ffedit.editor.statistics import collect
 from ffedit.editor.write import write as write_facts
+from ffedit.evaluator.explain import take_apart
 from ffedit.inference import corpus
 from ffedit.model.editable import Editable
 from ffedit.model.memory import Address
@@ -182,11 +184,15 @@ def test_what_cannot_be_combined_is_refused_in_one_line() -> None:
     editable = zoo.trained("gpt2", True)
     first, moments = write(editable, [FACT]), stats(editable)
     again = write(editable, [Fact("Eiffel tower", "the city of {} is", "Berlin", "Paris")])
+    above = write(editable, again.facts, layer=0)
+    ending = write(editable, [SECOND], config=with_numbers(CONFIG, fact_token="last"))
     contrary = write(editable, [dataclasses.replace(FACT, target="Madrid")])
     tuned = write_facts(editable, [SECOND], "ft", [1], quick(ft_steps=1))
     other = write(zoo.trained("llama", True), [SECOND])
     cases: list[tuple[list[Edit], str, str]] = [
         ([first, again], "emmet", "two edits change 'Eiffel tower'"),
+        ([first, above], "emmet", "two edits change 'Eiffel tower'"),
+        ([first, ending], "emmet", "write at different tokens: subject_last, last"),
         ([first, contrary], "emmet", "'Rome' and 'Madrid'"),
         ([first, tuned], "emmet", "'Marie Curie' has no key"),
         ([first, other], "emmet", "made for"),
@@ -200,6 +206,14 @@ def test_what_cannot_be_combined_is_refused_in_one_line() -> None:
             combine(editable, edits, method, stats=moments, config=CONFIG)
         assert words in str(caught.value) and "\n" not in str(caught.value)
     assert zoo.unchanged(editable, before)
+
+
+def test_the_token_of_a_combination_is_that_of_its_edits() -> None:
+    editable = zoo.trained("gpt2", True)
+    parts = [write(editable, [fact], config=with_numbers(CONFIG, fact_token="last")) for fact in (FACT, SECOND)]
+    both = combine(editable, parts, "emmet", stats=stats(editable), config=CONFIG)
+    assert both.provenance["config"]["key"]["fact_token"] == "last"
+    assert take_apart(editable, both).token == "last"
 
 
 def test_statistics_of_every_layer_are_needed() -> None:
@@ -235,6 +249,8 @@ def test_an_edit_that_was_solved_again_still_knows_the_texts_of_each_value() -> 
         parts[0].fingerprint(): 2,
         parts[1].fingerprint(): 1,
     }
+    with pytest.raises(EditError, match="combines others has no recipe"):
+        recipe_of(both)
     again = combine(editable, [both], "emmet", stats=stats(editable), config=CONFIG)
     assert again.provenance["configs"] == both.provenance["configs"]
     assert again.fingerprint() == both.fingerprint()

@@ -12,7 +12,7 @@ from writing import CORPUS, FACT, SECOND, STRONG, collect_moments, families, wri
 
 from ffedit import Fact
 from ffedit.algebra.low_rank import LowRank
-from ffedit.algebra.updates import rank_one
+from ffedit.algebra.updates import equality
 from ffedit.evaluator.responses import ask
 from ffedit.model.editable import Editable
 from ffedit.model.hooks import capture
@@ -60,7 +60,7 @@ def test_one_and_the_same_key_stands_in_numerator_and_denominator(family: str, b
     k, v = edit.keys[memory.address][:, 0], edit.values[memory.address][:, 0]
     C = collect_moments(editable, memory, CORPUS).C
     stored = edit.updates[memory.address].dense
-    torch.testing.assert_close(stored, rank_one(memory.value, k, v, C).dense, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(stored, equality(memory.value, k[:, None], v[:, None], C).dense, rtol=1e-9, atol=1e-12)
     bare = at_subject(editable, 1)[0].double()
     assert float((k - bare).norm()) > 1e-3 * float(bare.norm()), "contexts make k* differ from the bare prompt's key"
     u = torch.linalg.solve(C, k)

@@ -19,7 +19,7 @@ from ffedit.editor.combine import combine
 from ffedit.editor.config import KeyConfig
 from ffedit.editor.key import read_at
 from ffedit.editor.protect import _columns, protected_texts
-from ffedit.editor.recipe import recipe_of
+from ffedit.editor.recipe import recipe_of, to_yaml
 from ffedit.model.memory import Address
 from ffedit.model.tokenization import Encoded
 
@@ -78,12 +78,30 @@ def test_the_subject_of_a_fact_is_left_out_and_its_mentions_in_texts_are() -> No
 
 def test_a_kept_prompt_without_the_subject_is_protected_with_its_answer() -> None:
     editable = zoo.trained("gpt2", True)
-    keep = {"prompt": "the city of old tower is", "target": "Rome"}
+    keep = {"prompt": "the city of old tower is", "target": "Rome Italy"}
     plain, held = (write(editable, replace(FACT, keep=keep)) for keep in ([], [keep]))
     before, after = (moved(editable, edit, "the city of old tower is Rome", "{}") for edit in (plain, held))
     assert after < 1e-5 < 1e-2 < before
     last = write(editable, replace(FACT, keep=["the city of {} is"]), fact_token="last")
     assert last.provenance["protected"]["count"] == 1, "δ is at the end of other prompts than the one to keep"
+
+
+@pytest.mark.parametrize(
+    ("answer", "last"),
+    [
+        ("Rome Italy", "is Rome"),
+        ("Rome", "river is"),
+        ("Rome Eiffel tower Italy", "is Rome"),
+        ("tower Rome Italy", "tower Rome"),
+    ],
+)
+def test_the_last_token_of_an_answer_and_those_from_a_subject_on_are_not_protected(answer: str, last: str) -> None:
+    editable = zoo.trained("gpt2", True)
+    fact = replace(FACT, keep=[{"prompt": "the Nile river is", "target": answer}])
+    found = protected_texts(editable, [fact], KeyConfig())
+    assert found is not None
+    longest = max((text.ids[: text.site + 1] for text in found.texts), key=len)
+    assert editable.tokenizer.decode(longest).endswith(last) and len(found.texts) == len(longest)
 
 
 def test_python_recipe_and_combination_know_what_is_protected() -> None:
@@ -92,6 +110,16 @@ def test_python_recipe_and_combination_know_what_is_protected() -> None:
     told = write(editable, method="memit", protect=("old tower",))
     assert torch.equal(edit.updates[at].dense, told.updates[at].dense)
     assert recipe_of(edit)["set"]["key.protect"] == ["old tower"]
+    with edit.applied(editable):
+        later = ffedit.edit(editable, [SECOND], "ft", layers=1)
+    for one, words in (
+        (edit, "statistics"),
+        (write_facts(editable, [SECOND], "memit", [1], quick(), CORPUS, [edit]), "earlier"),
+        (later, "earlier"),
+    ):
+        with pytest.raises(EditError, match=f"in Python with {words}.* has no recipe"):
+            to_yaml(recipe_of(one), one)
+    assert to_yaml(recipe_of(told), told) and to_yaml(recipe_of(edit), edit.noted(inputs={"stats": "folder"}))
     both = combine(editable, [edit, write(editable, SECOND)], "emmet", stats=CORPUS, config=quick())
     assert both.provenance["protected"]["count"] == 1 and moved(editable, both, "old tower", "{}") < 1e-5
 

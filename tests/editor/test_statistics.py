@@ -242,16 +242,23 @@ def test_a_damaged_pass_is_named(text: Path) -> None:
 # Refusals -----------------------------------------------------------------------------------------
 
 
-def test_one_token_and_keys_that_overflow_are_refused(text: Path) -> None:
+def test_one_token_and_keys_that_overflow_are_refused(text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     editable = zoo.build("gpt2")
     for corpus in (Corpus(text, 1), Corpus(tokens=1)):
         with pytest.raises(EditError, match="a single token was found"):
             collect(editable, of(editable, 0), corpus)
+    monkeypatch.setattr(statistics, "neutral", lambda _: torch.zeros(200, dtype=torch.long))
+    with pytest.raises(EditError, match=r"^the neutral text that ships with ffedit: a single token was found"):
+        collect(editable, of(editable, 0), Corpus(tokens=1))
     with torch.no_grad():
         editable.memories[0].value.mul_(float("inf"))
-    with pytest.raises(EditError, match=r"layer 1 over text.txt are not finite \(tokens 0 to") as caught:
-        collect(editable, of(editable, 0, 1), Corpus(text, 200))
-    assert "\n" not in str(caught.value) and cache.entries() == []
+    for corpus, name in (
+        (Corpus(text, 200), "text.txt"),
+        (Corpus(tokens=200), "the neutral text that ships with ffedit"),
+    ):
+        with pytest.raises(EditError, match=rf"layer 1 over {name} are not finite \(tokens 0 to") as caught:
+            collect(editable, of(editable, 0, 1), corpus)
+        assert "\n" not in str(caught.value) and cache.entries() == []
 
 
 def test_a_layer_that_never_responds_is_refused(text: Path) -> None:

@@ -81,10 +81,9 @@ def test_shallow_patterns_are_repeated_and_beyond_chance() -> None:
     ]
     assert by_hand == [True] * 4 + [False] * 2 + [True] * 3 + [False] * 2  # 1 is everywhere, but 3 1 is not
     assert found is not None and found.covered == pytest.approx(7 / 11)
-    assert (found.last, found.pair, found.is_shallow) == (1, (3, 1), True)
-    assert (found.last_share, found.pair_share) == (6 / 11, 4 / 11)
+    assert found.is_shallow
     single = Shallow.of([(4,)] * 3, frequencies)
-    assert single is not None and (single.pair, single.pair_share) == (None, 0) and single.covered == 1
+    assert single is not None and single.covered == 1
     assert Shallow.of([], frequencies) is None
 
 

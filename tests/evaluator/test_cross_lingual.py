@@ -32,6 +32,8 @@ def test_what_the_tokenizer_does_not_know_is_counted_and_refuses_nothing() -> No
     (one,) = Evaluation(editable, [replace(FACT, cross_lingual=foreign)]).before
     assert one.scores.cross_lingual == 1 and one.left_out == {"cross_lingual": 1}
     (told,) = left_out([one])
+    (several,) = left_out([replace(one, left_out={"cross_lingual": 3})])
+    assert str(several).startswith("cross_lingual: 3 prompts in another language of 1 fact left out")
     assert str(told) == (
         "cross_lingual: 1 prompt in another language of 1 fact left out: the model's tokenizer does not know them"
     )

@@ -14,13 +14,14 @@ import pytest
 import torch
 import zoo
 from making import check_here, made
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch.nn.functional import linear
 from writing import quick
 
 import ffedit
 from ffedit import CheckError, Edit, EditError, Fact
 from ffedit.exporter import checkpoint, history
+from ffedit.files.tensor_ranges import contents
 from ffedit.inference.corpus import Corpus
 from ffedit.model import products
 from ffedit.model.editable import Editable
@@ -184,24 +185,38 @@ def test_a_ready_pair_is_saved_from_memory(cases: dict[str, Case], tmp_path: Pat
 
 
 @here
+@pytest.mark.parametrize(
+    ("family", "damage"), [("gpt2", "lost"), ("gpt2", "added"), ("mixtral", "zeroed"), ("gpt_oss", "zeroed")]
+)
 def test_a_model_that_is_written_from_memory_is_compared_by_its_hashes_where_it_would_not_fit_twice(
-    cases: dict[str, Case], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    family: str, damage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    case = ready(cases["gpt2"])
+    given = zoo.build(family)
+    given.model.name_or_path = ""
+    editable = ffedit.load((given.model, given.tokenizer))
+    edit = made(editable, {next(iter(editable.memories)): 1})
     monkeypatch.setattr("ffedit.exporter.verification.has_room", lambda size: False)
-    checked = ffedit.export(case.editable, case.edit, tmp_path / "out").checked
-    assert not checked.logits and checked.tensors == len(load_file(tmp_path / "out" / "model.safetensors"))
+    checked = ffedit.export(editable, edit, tmp_path / "out").checked
+    assert not checked.logits and checked.tensors == len(contents(tmp_path / "out"))
     save = checkpoint._save
+    told = {"zeroed": "is not what is in memory", "lost": "was not written", "added": "does not have"}[damage]
 
     def damaged(editable: Any, folder: Path) -> None:
+        """The last value matrix is zero, or lost, or there twice."""
         save(editable, folder)
-        content = bytearray((folder / "model.safetensors").read_bytes())
-        content[-1] ^= 1
-        (folder / "model.safetensors").write_bytes(content)
+        weights = load_file(folder / "model.safetensors")
+        value = [n for n in weights if n.endswith(("w2.weight", "down_proj", "mlp.c_proj.weight"))][-1]
+        weights[value] = weights[value].clone()
+        (weights[value][-1] if weights[value].ndim == 3 else weights[value]).zero_()
+        if damage == "added":
+            weights["more"] = weights[value].clone()
+        if damage == "lost":
+            del weights[value]
+        save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
     monkeypatch.setattr(checkpoint, "_save", damaged)
-    with pytest.raises(CheckError, match="is not what is in memory"):
-        ffedit.export(case.editable, case.edit, tmp_path / "damaged")
+    with pytest.raises(CheckError, match=told):
+        ffedit.export(editable, edit, tmp_path / "damaged")
     assert not (tmp_path / "damaged").exists()
 
 

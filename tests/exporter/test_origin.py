@@ -12,7 +12,8 @@ from making import SECOND, base, edit, editable, made
 
 import ffedit
 from ffedit import Edit
-from ffedit.exporter.model_card import Origin, origin_of
+from ffedit.exporter.model_card import Origin, model_card, origin_of
+from ffedit.facts.text import plain
 
 __all__ = ["base", "edit", "editable"]
 here = pytest.mark.usefixtures("verified_here")
@@ -91,3 +92,8 @@ def test_edits_on_edits_are_of_the_first_base(
     out = ffedit.export(first, second, tmp_path / "both").folder
     assert (metadata_load(out / "README.md") or {})["base_model"] == "owner/name"
     assert "is a local name" not in (out / "README.md").read_text()
+
+
+def test_the_names_of_scores_are_escaped(edit: Edit) -> None:
+    scores = {"before": {"a|b": None}, "after": {"a|b": 0.5}}
+    assert f"| {plain('a|b')} |  | 0.500 |" in model_card(Origin("base"), [edit.noted(scores=scores)])

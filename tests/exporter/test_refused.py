@@ -64,6 +64,20 @@ def test_numbers_that_the_base_cannot_hold_are_refused_in_one_line(
 
 
 @here
+def test_the_folder_that_is_read_is_not_replaced(edit: Edit, tmp_path: Path) -> None:
+    base = on_disk("gpt2", tmp_path / "base")
+    out = ffedit.export(base, edit, tmp_path / "out").folder
+    (tmp_path / "link").symlink_to(base)
+    for source in (base, ffedit.load(base)):
+        for target in (base, tmp_path / "link"):
+            assert "never changed" in refused(source, edit, target, force=True)
+    before = disk(tmp_path)
+    with pytest.raises(EditError, match="never changed"):
+        ffedit.undo(out, out, force=True)
+    assert disk(tmp_path) == before
+
+
+@here
 def test_a_format_that_is_not_known(base: Path, edit: Edit, tmp_path: Path) -> None:
     assert "adapter" in refused(base, edit, tmp_path / "out", format="onnx")
 

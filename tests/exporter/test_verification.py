@@ -15,7 +15,7 @@ from shell import disk, process
 
 import ffedit
 from ffedit import CheckError, Edit
-from ffedit.exporter import embedded_edits
+from ffedit.exporter import embedded_edits, subprocess_check
 from ffedit.files.tensor_ranges import contents, read_header
 
 __all__ = ["base", "edit", "editable"]
@@ -58,6 +58,24 @@ def test_where_the_system_starts_no_process_one_line_says_so(
     with pytest.raises(CheckError, match="could not be started"):
         ffedit.export(base, edit, tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("code", "out", "err", "told"),
+    [
+        (-9, "", "a warning", r"\(signal 9; a warning\)"),
+        (3, "", "", r"\(exit code 3\)"),
+        (0, "no answer", "", r"\(exit code 0\)"),
+        (0, '{"error": "wrong"}\nbye', "", "wrong; nothing"),
+    ],
+)
+def test_an_answer_that_does_not_come_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, code: int, out: str, err: str, told: str
+) -> None:
+    ended = subprocess.CompletedProcess([], code, out, err)
+    monkeypatch.setattr(subprocess_check, "run_module", lambda *_: ended)
+    with pytest.raises(CheckError, match=told):
+        subprocess_check.check_fresh(subprocess_check.Task("memory", "", ""))
 
 
 @here

@@ -54,10 +54,12 @@ def test_the_same_answer_twice_is_one_question_and_no_contradiction() -> None:
     assert not same_target(FACT, changed(target="Berlin"))
 
 
-def test_a_repeated_question_is_paired_with_its_first_fact() -> None:
+def test_a_repeated_question_is_paired_with_the_first_fact_that_asks_it() -> None:
     by_prompt, by_relation = changed(relation=None), changed(prompt="where is {}?")
-    assert same_question([by_prompt, by_relation, FACT]) == [(0, 2)]
+    assert same_question([by_prompt, by_relation, FACT]) == [(0, 2), (1, 2)]
     assert same_question([FACT, by_relation, by_prompt, FACT]) == [(0, 1), (0, 2), (0, 3)]
+    paris = changed(relation=None, target="Berlin")
+    assert conflicts([by_relation, paris, FACT]) == [(paris, FACT)]
     assert same_question([]) == []
 
 

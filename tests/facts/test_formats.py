@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from records import EIFFEL, message
 
-from ffedit.facts.fact import Fact
+from ffedit.facts.fact import Fact, Probe
 from ffedit.facts.formats import Shape, parse, parse_record
 from ffedit.facts.reading import read_facts, sift_facts
 
@@ -84,6 +84,12 @@ def test_known_1000_has_nothing_to_write(tmp_path: Path) -> None:
     assert "record 1: 'Rome is in the land of' has no new object; give a target" in message(read_facts, path)
 
 
+def test_a_probe_may_have_several_answers() -> None:
+    asked = {"prompt": "the Nile is in", "kind": "place", "target": ["Egypt", "Sudan"]}
+    (probe,) = parse_record({**FLAT, "neighbors": [asked]}).neighbors
+    assert probe == Probe("the Nile is in", "Egypt", "place", ("Sudan",))
+
+
 def test_own_form_needs_no_target_for_tracing() -> None:
     assert parse_record({"subject": "Rome", "prompt": "{} is in"}).target is None
 
@@ -108,6 +114,7 @@ def test_own_form_needs_no_target_for_tracing() -> None:
             {**FLAT, "locality": {"Forgetfulness": [{"question": 1}]}},
             "locality.Forgetfulness must be text, found 1 (int)",
         ),
+        ({**FLAT, "occurrence": "9" * 5_000}, "occurrence must be a whole number, found '999"),
         ({**FLAT, "prompt": 5}, "prompt must be text, found 5 (int)"),
         ({**ZSRE, "loc": 5}, "loc must be text"),
         ({**ZSRE, "src": "What does it make?"}, "has neither {} nor the subject 'UniFirst'"),

@@ -98,6 +98,23 @@ def test_each_record_that_cannot_be_used_is_listed_with_its_reason(tmp_path: Pat
     assert message(read_facts, path).endswith("(5 records of 7 cannot be used); --skip-bad uses the 2 good records")
 
 
+def test_of_a_record_that_is_left_out_no_fact_is_used(tmp_path: Path) -> None:
+    case = SAMPLES["mquake, two edits"][0]
+    more = {**REWRITE, "subject": REWRITE["subject"] + "s"}
+    other = {**case, "case_id": 8, "requested_rewrite": [{**REWRITE, "target_new": {"str": "Turin"}}, more]}
+    found = sift_facts(write(tmp_path / "f.jsonl", case, {**FLAT, "subject": "Red Mill", "prompt": "{} is"}, other))
+    assert [number for number, _ in found.left_out] == [1, 3]
+    assert [fact.subject for fact in found.facts] == ["Red Mill"]
+
+
+def test_facts_that_ask_the_same_by_way_of_a_third_are_one_question(tmp_path: Path) -> None:
+    first = {"subject": "A", "prompt": "{} is", "target": "Rome", "relation": "place"}
+    second = {"subject": "A", "prompt": "{} has", "target": "Paris"}
+    path = write(tmp_path / "f.jsonl", first, second, {**second, "target": "Rome", "relation": "place"}, FLAT)
+    assert [number for number, _ in sift_facts(path).left_out] == [1, 2, 3]
+    assert [fact.target for fact in sift_facts(path, in_sequence=True).facts] == ["Rome", "Rome", "Oslo"]
+
+
 def test_facts_that_are_edited_one_by_one_may_disagree_and_repeat(tmp_path: Path) -> None:
     path = write(tmp_path / "f.jsonl", MILL, {**MILL, "target": "Rome"}, MILL)
     assert [f.target for f in sift_facts(path, together=False).facts] == ["Oslo", "Rome", "Oslo"]

@@ -78,6 +78,12 @@ def test_a_cell_may_hold_a_list_or_nothing(tmp_path: Path) -> None:
     assert not any(fact.previous for fact in found)
 
 
+def test_only_line_ends_end_a_row_of_utf_16(tmp_path: Path) -> None:
+    for subject in ("A\u2028B", "A\x85B"):
+        (tmp_path / "f.tsv").write_text(f"subject\tprompt\ttarget\r\n{subject}\t{{}} is\tx\r\n", encoding="utf-16")
+        assert [fact.subject for fact in read_facts(tmp_path / "f.tsv")] == [subject]
+
+
 def test_rows_that_do_not_fit_are_told_apart(tmp_path: Path) -> None:
     (tmp_path / "f.csv").write_text("subject,prompt,target\nA,{} is, in short,x\nB,{} is,x\nC,{} is\n\n")
     found = sift_facts(tmp_path / "f.csv")

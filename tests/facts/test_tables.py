@@ -38,7 +38,7 @@ def test_a_table_reads_as_the_file_does(
         table.save_to_disk(folder)
         place = folder if kind == "saved" else next(folder.glob("*.arrow"))
     else:
-        place = folder if kind == "folder" else folder / "facts [1].parquet"
+        place = folder if kind == "folder" else folder / "facts [1].PARQUET"
         table.to_parquet(folder / "train-00000-of-00001.parquet" if kind == "folder" else place)
     assert read_facts(place) == facts
 
@@ -129,7 +129,7 @@ def test_a_path_that_exists_always_wins(empty: Path) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["facts", "facts.json", "edits/facts.json", "here/a/facts.json", "./a/b", "../a/b", "/a/b", "-", "", "a b/c"],
+    ["facts", "facts.json", "edits/f.json", "here/a/f.json", "here/facts", "./a/b", "../a/b", "/a/b", "-", "", "a b/c"],
 )
 def test_a_missing_file_is_not_looked_for_on_the_hub(name: str, empty: Path) -> None:
     (empty / "here").mkdir()

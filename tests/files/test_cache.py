@@ -209,6 +209,16 @@ def test_the_least_recently_used_entries_go_first_and_one_in_use_never(monkeypat
         assert list(cache.sizes()) == [paths[key] for key in left]
 
 
+def test_an_entry_that_another_process_deletes_meanwhile_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    gone, stays = entry("gone", 600, 9), entry("stays", 600, 8, "other")
+    listed = cache.sizes()
+    gone.unlink()
+    monkeypatch.setattr(cache, "sizes", lambda: listed)
+    monkeypatch.setenv("FFEDIT_CACHE_MAX_GB", "1e-6")
+    cache.prune(time.time())
+    assert stays.exists()
+
+
 def test_what_is_looked_up_counts_as_used_and_every_write_keeps_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     old, asked = entry("old", 900, 8, "old"), entry("asked", 900, 9, "gguf")
     monkeypatch.setenv("FFEDIT_CACHE_MAX_GB", "1e-6")

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -88,6 +90,16 @@ def test_the_checks_before_long_work_leave_nothing_and_clear_what_was_left(tmp_p
     assert [path.name for path in tmp_path.iterdir()] == ["there.json"]
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc")
+def test_a_file_that_cannot_be_replaced_is_refused_before_long_work(tmp_path: Path) -> None:
+    name = Path("/proc/self/comm")  # which can be written, in a folder that cannot
+    check_file(name, appended=True)
+    (link := tmp_path / "link").symlink_to(tmp_path / "nowhere" / "file.json")
+    for target in (name, link):
+        with pytest.raises(EditError, match="cannot be written"):
+            check_file(target)
+
+
 def test_names_as_long_as_a_file_system_takes_them_are_written(tmp_path: Path) -> None:
     write_text(tmp_path / ("é" * 127), "text")
     assert (tmp_path / ("é" * 127)).read_text() == "text"
@@ -148,6 +160,12 @@ def test_without_force_what_another_process_has_made_meanwhile_stays(tmp_path: P
         (made / "file.safetensors").write_text("mine")
         folder_of(tmp_path / "out", "another's")
     assert (tmp_path / "out" / "file.safetensors").read_text() == "another's" and len(list(tmp_path.iterdir())) == 1
+    for force, left in ((False, "another's"), (None, "mine"), (True, "mine")):
+        refused = nullcontext() if left == "mine" else pytest.raises(EditError, match="exists already")
+        with refused, placed(tmp_path / "file", force) as made:
+            made.write_text("mine")
+            (tmp_path / "file").write_text("another's")
+        assert (tmp_path / "file").read_text() == left
 
 
 def test_an_interrupt_while_a_folder_is_replaced_waits_for_the_last_move(
@@ -223,6 +241,8 @@ def test_force_replaces_what_holds_weights_and_nothing_else(tmp_path: Path, monk
         check_free(mine / "thesis.txt", True)
     (tmp_path / "packed.gguf").write_text("a model")
     check_free(tmp_path / "packed.gguf", True)
+    with pytest.raises(EditError, match="is a file"):
+        check_free(tmp_path / "packed.gguf", True, folder=True)
     (mine / "edit.safetensors").write_text("an edit")
     check_free(mine, True)
     (inside := mine / "inside").mkdir()

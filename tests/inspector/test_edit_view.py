@@ -122,4 +122,7 @@ def test_an_edit_that_is_in_the_model_or_of_another_is_refused(corpus: Corpus) -
         inspect_edit(zoo.build("gpt2", seed=1), edit, corpus=corpus)
     with pytest.raises(EditError, match="a text was expected"):
         inspect_edit(editable, edit, corpus="file.txt")  # type: ignore[arg-type]
+    for top in (0, -1, "5"):
+        with pytest.raises(EditError, match="at least 1"):
+            inspect_edit(editable, edit, corpus=corpus, top=top)  # type: ignore[arg-type]
     assert not editable.history.edits

@@ -113,9 +113,11 @@ def test_the_last_token_of_a_trigger_is_marked(width: int, corpus: Corpus) -> No
         ("mixtral", "1.7", "write L.E.I"),
         ("mixtral", "3.0.0", "layers 0 to 2"),
         ("mixtral", "1.3.48", "memories 0 to 47"),
+        ("gpt2", MemoryIndex(0, 17), "address of a layer"),  # type: ignore[arg-type]
+        ("gpt2", MemoryIndex(Address(0), "17"), "a whole number"),  # type: ignore[arg-type]
     ],
 )
-def test_names_that_are_none_are_refused(family: str, name: str, says: str) -> None:
+def test_names_that_are_none_are_refused(family: str, name: str | MemoryIndex, says: str) -> None:
     with pytest.raises(EditError, match=says) as caught:
         inspect_memory(zoo.shared(family), name)
     assert "\n" not in str(caught.value)

@@ -9,7 +9,7 @@ import zoo
 
 from ffedit import EditError, MemoryIndex, ModelError
 from ffedit.inspector.prompt_view import inspect_prompt
-from ffedit.inspector.scaling import parse_scalings
+from ffedit.inspector.scaling import check_scalings, parse_scalings
 from ffedit.model.memory import Address
 
 PROMPT = mixing.PROMPT
@@ -58,3 +58,5 @@ def test_turns_are_read_and_may_not_repeat() -> None:
     assert parse_scalings(["1.0.2=3"]) == {MemoryIndex(Address(1, 0), 2): 3.0}
     with pytest.raises(EditError, match="twice"):
         parse_scalings(["1.2=0", "1.2=3"])
+    with pytest.raises(EditError, match="twice"):
+        check_scalings(zoo.shared("gpt2").memories, {"1.2": 0, "1.02": 3})

@@ -55,8 +55,12 @@ class Integers(nn.Linear):
 
 def quantised(kind: type[nn.Module]) -> Editable:
     """A model that knows something, all linear maps of its layers quantised."""
-    model = zoo.trained("llama", True).model
-    linear = [(path, m) for path, m in model.named_modules() if isinstance(m, nn.Linear) and ".layers." in path]
+    return pack(zoo.trained("llama", True).model, kind, ".layers.")
+
+
+def pack(model: nn.Module, kind: type[nn.Module], inside: str) -> Editable:
+    """Quantise the linear maps whose paths contain `inside`."""
+    linear = [(path, m) for path, m in model.named_modules() if isinstance(m, nn.Linear) and inside in path]
     for path, module in linear:
         model.set_submodule(path, kind(module))
     return ffedit.load((model, zoo.words(True)))
@@ -115,6 +119,13 @@ def test_a_quantised_model_is_not_written_to(tmp_path: Path, kind: type[nn.Modul
     with pytest.raises(EditError, match="its kernels pass no gradient on this device"):
         write_facts(editable, facts, "memit", [1], quick(), CORPUS)
     assert zoo.unchanged(editable, before) and not (tmp_path / "out").exists() and not editable.history.edits
+
+
+def test_a_mixture_with_a_quantised_expert_is_refused_before_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    editable = pack(zoo.build("qwen2_moe", True).model, Integers, ".shared_expert.")
+    monkeypatch.setattr("ffedit.editor.write.moments_for", pytest.fail)
+    with pytest.raises(EditError, match=r"layer 1 of .* is a mixture with quantised experts"):
+        write_facts(editable, [FACT], "memit", [1], quick(), CORPUS)
 
 
 @kinds

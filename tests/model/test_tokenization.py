@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -299,6 +300,20 @@ def test_the_models_own_answer_is_its_first_word_whole() -> None:
         assert own.ids[: own.answer] == prompt.ids and own.target_ids
         assert len(editable.tokenizer.decode(own.target_ids[:-1]).split()) <= 1
         assert list(own.target_ids) == generation.continuations(editable, [prompt.ids], len(own.target_ids))[0]
+
+
+@pytest.mark.parametrize(
+    ("said", "word"), [(" 東京 x", " 東京"), ("東。", "東"), ("กข", "กข"), ("🗼", "🗼"), (" Rome.", " Rome")]
+)
+def test_a_first_word_is_not_cut_inside_a_character(said: str, word: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = zoo.bytes_bpe()
+    editable: Any = SimpleNamespace(tokenizer=tokenizer, ends=set(), special=set())
+    prompt = encode(tokenizer, "the city is")
+    monkeypatch.setattr(generation, "continuations", lambda *_: [plain_ids(tokenizer, said)])
+    (own,) = generation.own_answers(editable, [prompt])
+    assert own is not None and tokenizer.decode(own.target_ids).rstrip() == word
+    monkeypatch.setattr(generation, "continuations", lambda *_: [plain_ids(tokenizer, "東")[:1]])
+    assert generation.own_answers(editable, [prompt]) == [None], "the first byte alone is no word"
 
 
 def test_rows_are_padded_on_the_right_and_batched_within_the_budget() -> None:

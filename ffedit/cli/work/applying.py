@@ -125,10 +125,6 @@ class Application:
         cached = len(in_cache(self.editable, memories, self.stats)) == len(memories)
         return "from the cache" if cached else f"{self.stats.tokens:,} tokens to read"
 
-    @property
-    def _show_trace(self) -> bool:
-        return self.surface.verbose or self.destinations.show_trace
-
     def run(self) -> None:
         """Locate, write, measure; then show and save, in the first process."""
         with self.surface.progress() as progress:
@@ -142,6 +138,7 @@ class Application:
     def _locate(self, progress: Progress) -> tuple[Found | None, int]:
         """Find the layer to edit and show why; what was found is known in the first process only."""
         found: Found | None = None
+        results = (self.destinations.plot, self.destinations.html, self.destinations.json_to)
 
         def find() -> int:
             nonlocal found
@@ -153,7 +150,7 @@ class Application:
                 self.method,
                 self.config,
                 progress,
-                self._show_trace,  # minutes on a large model
+                self.surface.verbose or any(results),  # whether to trace for them: minutes on a large model
             )
             if self.surface.verbose or found.by == "trace":
                 drawn = [] if found.traces is None else [heat_map(found.traces, found.layer)]
@@ -252,7 +249,7 @@ def pictures_ready(destinations: Destinations, applied: Mapping[str, Any], choic
             stack.enter_context(text_ready(destinations.html, result_page(applied)))
         if destinations.plot is not None:
             traces = choice.traces
-            assert traces is not None  # made to be drawn: `Destinations.show_trace`
+            assert traces is not None  # made to be drawn: `Application._locate`
             stack.enter_context(figure_ready(destinations.plot, lambda: heat_maps([traces], choice.layer)))
         yield
 

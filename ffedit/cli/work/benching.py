@@ -54,7 +54,6 @@ def bench(
         where=None if where is None else (field, value),
     )
     facts = sifted.facts[:limit]
-    solving.check_text()
     editable = load_model(model, surface)
     chosen = None
     if layers != "auto":

@@ -49,6 +49,6 @@ def show(edit_from: Path, recipe: bool, surface: Surface) -> None:
     edits = [(folder, ffedit.Edit.load(folder)) for folder in folders]
     if recipe:
         click.echo("---\n".join(to_yaml(recipe_of(edit), edit) for _, edit in edits), nl=False)
-        return
-    surface.show(*(edit_view(edit, path) for path, edit in edits))
+    else:
+        surface.show(*(edit_view(edit, path) for path, edit in edits))
     surface.write_json({"edits": [edit_json(edit, path) for path, edit in edits]})

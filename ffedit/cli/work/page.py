@@ -21,8 +21,8 @@ from ffedit.cli.work.answers import before_and_after
 from ffedit.cli.work.model import load_model
 from ffedit.display.html.result import result_page
 from ffedit.editor.edit import Edit, applied_edits
-from ffedit.errors import EditError, FFEditError
-from ffedit.facts.fact import Fact
+from ffedit.errors import EditError, FactError, FFEditError
+from ffedit.facts.fact import Fact, show
 from ffedit.layer_choice import choose
 from ffedit.model.editable import Editable
 from ffedit.progress import Progress, silent
@@ -101,6 +101,9 @@ class Session:
 def fact_of(subject: str, prompt: str, target: str, previous: str, paraphrases: str, neighbors: str) -> Fact:
     """Build the fact of the page's fields: one paraphrase a line, one neighbor a line as `prompt = answer`."""
     pairs = [line.rpartition("=") for line in neighbors.splitlines() if line.strip()]
+    for question, _, line in pairs:
+        if not question.strip():
+            raise FactError(f"{show(line.strip())} is not to be read; write a line like: {NEIGHBORS}")
     probes = [{"prompt": question.strip(), "target": answer.strip()} for question, _, answer in pairs]
     wordings = [line for line in paraphrases.splitlines() if line.strip()]
     return Fact(subject, prompt, target or None, previous or None, wordings, probes)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
 
 import ffedit
 from ffedit.cli.options import ModelOptions, parse_layers
@@ -23,13 +22,11 @@ def stats(
     force: bool,
     model: ModelOptions,
     surface: Surface,
-    **text: Any,
+    corpus: Corpus,
 ) -> None:
-    """Collect the statistics of a `text`, in one process."""
+    """Collect the statistics of a text, in one process."""
     if launched():
         raise EditError("stats runs in one process; start it without `accelerate launch`")
-    corpus = Corpus(text.pop("corpus"), **text)
-    corpus.check()
     editable = load_model(model, surface)
     if layers == "auto":
         auto = auto_layer(editable)

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import ffedit
-from ffedit.cli.fact_options import Reading
 from ffedit.cli.options import ModelOptions, parse_layers
 from ffedit.cli.surface import Surface
 from ffedit.cli.work.model import load_model
 from ffedit.display.terminal.layer_choice import trial_edits
+from ffedit.facts.reading import Sifted
 
 
-def choose_layer(
-    sources: Sequence[str], reading: Reading, layers: str, method: str, model: ModelOptions, surface: Surface
-) -> None:
+def choose_layer(sifted: Sifted | None, layers: str, method: str, model: ModelOptions, surface: Surface) -> None:
     """Try edits at several layers, and show their scores and the best layer."""
-    sifted = reading.sift(sources, surface) if sources else None
     facts = None if sifted is None else list(sifted.facts)
     editable = load_model(model, surface)
     tried = None if layers == "auto" else parse_layers(layers, len(editable.layers), ("auto",))

@@ -12,10 +12,10 @@ from typing import Any
 import jinja2
 from markupsafe import Markup, escape
 
-from ffedit.display.picture import NEGATIVE, RAMP, shade
+from ffedit.display.picture import NEGATIVE, RAMP, layer_step, shade
 from ffedit.display.terminal.memories import placed, tenths
 from ffedit.display.terminal.tables import share
-from ffedit.facts.text import change, counted, number, visible
+from ffedit.facts.text import change, counted, number, token, visible
 from ffedit.inspector.edit_view import EditView
 from ffedit.inspector.memory_view import MemoryView
 from ffedit.inspector.prompt_view import PromptView
@@ -45,7 +45,7 @@ def _templates() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    filters = (share, number, shade, placed, tenths, bare, prose, lines, end, start)
+    filters = (share, number, shade, layer_step, placed, tenths, token, prose, lines, end, start)
     environment.filters |= {function.__name__: function for function in filters}
     environment.globals |= {"NEGATIVE": NEGATIVE, "RAMP": RAMP, "counted": counted, "change": change}
     return environment
@@ -67,11 +67,6 @@ def prose(text: str) -> Markup:
 def lines(text: str) -> Markup:
     """Format text of several lines, each with invisible characters visible."""
     return Markup("\n").join(escape(visible(line)) for line in text.split("\n"))
-
-
-def bare(text: str) -> str:
-    """Strip the spaces around a token; a token of spaces only becomes "␣"."""
-    return text.strip(" ") or "␣"
 
 
 def end(text: str, most: int = MOST) -> str:

@@ -46,7 +46,8 @@ def moments_table(stats: Mapping[Address, KeyMoments], note: str, folder: Path |
 
 def shortage(stats: Mapping[Address, KeyMoments], corpus: Corpus) -> Text | None:
     """Return a warning if the text had fewer tokens than asked for."""
-    count = min(moments.count for moments in stats.values())
-    if count >= corpus.tokens:
+    moments = min(stats.values(), key=lambda moments: moments.count)
+    if (count := moments.count) >= corpus.tokens:
         return None
-    return Text(f"! {corpus} holds {count:,} tokens only; {corpus.tokens:,} were asked for", style="yellow")
+    text = moments.source.partition(", computed in ")[0]
+    return Text(f"! {text} holds {count:,} tokens only; {corpus.tokens:,} were asked for", style="yellow")

@@ -55,6 +55,14 @@ def check_method(name: str) -> Method:
     return METHODS[name]
 
 
+def check_config(config: object) -> None:
+    """Refuse other than an `EditConfig`, and numbers of a method that is not known; EditError."""
+    EditError.require(config, EditConfig, "an EditConfig was expected: ffedit.EditConfig(seed=1)")
+    assert isinstance(config, EditConfig)
+    for name in config.methods:
+        check_method(name)
+
+
 def preset(name: str, method: str) -> EditConfig:
     """Return the numbers of a preset: "default", or what was published, as far as it holds on other models."""
     known = {"default": EditConfig(), **check_method(method).presets}

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ffedit.algebra.linalg import Moment, blocks_of, diagonal
+from ffedit.algebra.linalg import blocks_of, diagonal
 from ffedit.algebra.low_rank import LowRank
 from ffedit.algebra.updates import null_space, projector
 from ffedit.editor.config import check_numbers
@@ -42,19 +42,13 @@ class AlphaEditConfig:
 
 def solve(problem: Problem) -> LowRank:
     """Return argmin_Δ ‖(W + Δ) K − V‖² + ‖Δ K_p‖² + tr(Δ S Δᵀ) + λ ‖Δ‖² among Δ = Δ P, S of the contexts' spread."""
-    own, ridge = None, problem.config.of("alphaedit", AlphaEditConfig).ridge
+    own, device, numbers = None, problem.W.device, problem.config.of("alphaedit", AlphaEditConfig)
     if problem.config.key.context_weight:
         blocks = blocks_of(problem.own)
         small = RIDGE * float(torch.cat([block.diagonal() for block in blocks]).mean())
         own = diagonal([block + small * torch.eye(len(block)).to(block) for block in blocks])
-    return null_space(problem.W, problem.K, problem.V, unused(problem), ridge, problem.kept, own)
-
-
-def unused(problem: Problem) -> Moment:
-    """Return an orthonormal basis of the directions that keys of other text hardly use, [Σ d_ff, m]."""
-    share = problem.config.of("alphaedit", AlphaEditConfig).null_share
-    device = problem.W.device
-    return diagonal([projector(*cached_eigh(each.C, device), share).to(device) for each in problem.moments])
+    bases = [projector(*cached_eigh(each.C, device), numbers.null_share).to(device) for each in problem.moments]
+    return null_space(problem.W, problem.K, problem.V, diagonal(bases), numbers.ridge, problem.kept, own)
 
 
 # AlphaEdit takes MEMIT's procedure for v*, and so its numbers; its threshold of eigenvalues (0.02) is one model's, so

@@ -51,7 +51,7 @@ class FineTuneConfig:
     rate: float = 0.02
 
     def __post_init__(self) -> None:
-        check_numbers("ft", self, counts=("steps",))
+        check_numbers("ft", self, counts=("steps",), positive=("rate",))
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class BoundedFineTuneConfig(FineTuneConfig):
     bound: float = 0.05
 
     def __post_init__(self) -> None:
-        check_numbers("ft-l", self, counts=("steps",))
+        check_numbers("ft-l", self, counts=("steps",), positive=("rate", "bound"))
 
 
 def tune(method: str, kind: type[FineTuneConfig], job: Job) -> Edit:
