@@ -195,7 +195,7 @@ def added(total: Tensor, count: int, ridge: float) -> float:
 
 
 def solved(C: Tensor, keys: Tensor, shift: float = 0.0) -> Tensor:
-    """Return u = C⁻¹k / (kᵀC⁻¹k), [d_ff, n], for `keys` [n, d_ff]: right factors of their updates (`equality`).
+    """Return u = C⁻¹k / (kᵀC⁻¹k), [d_ff, n], for `keys` [n, d_ff]: right factors of their updates (`rank_one`).
 
     C is taken with `shift` added to its diagonal; u is the same for any multiple of both.
     """

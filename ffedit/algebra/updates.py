@@ -8,7 +8,8 @@ R = V − W K, all methods solve one problem:
 
     minimise over Δ   ‖Δ K − R‖² + ‖Δ K_p‖² + λ ‖Δ‖_C²
 
-    equality        λ → 0: Δ K = R and Δ K_p = 0 hold exactly     EMMET; ROME for one fact
+    rank_one        λ → 0, one fact                               ROME
+    equality        λ → 0: Δ K = R and Δ K_p = 0 hold exactly     EMMET
     least_squares   λ > 0: close to all facts, exact for none     MEMIT
     null_space      Δ = Δ P and C = I: Δ acts only on directions  AlphaEdit
                     of key space that ordinary text hardly uses
@@ -63,6 +64,18 @@ def moment(rows: Tensor, sizes: Sequence[int]) -> Moment:
     return diagonal([part.T @ part for part in rows.split(list(sizes), 1)])
 
 
+def rank_one(W: Tensor, k: Tensor, v: Tensor, C: Metric) -> LowRank:
+    """Return the update of smallest C-norm with (W + Δ) k = v.
+
+        Δ = (v − W k) (C⁻¹k)ᵀ / (kᵀ C⁻¹ k)
+
+    ROME (Meng et al. 2022, arXiv 2202.05262, eq. 2), in the shapes and with the errors of `equality`. The same k stands
+    in the residual, the numerator and the denominator; where they differ, the denominator can become tiny and the
+    update destroys the model (Gupta et al. 2024, arXiv 2403.07175).
+    """
+    return equality(W, k[:, None], v[:, None], C)
+
+
 def direction(k: Tensor, C: Metric, kept: Tensor | None = None) -> Tensor:
     """Return u, [d_in], float64, the right factor of `equality` for one key: Δ x = (uᵀx) (v − W k) for any key x.
 
@@ -77,10 +90,8 @@ def equality(W: Tensor, K: Tensor, V: Tensor, C: Metric, kept: Tensor | None = N
 
         Δ = (V − W K) (Kᵀ C⁻¹ K)⁻¹ Kᵀ C⁻¹
 
-    EMMET (Gupta et al. 2024, arXiv 2403.14236): MEMIT as λ → 0, and for one fact ROME (Meng et al. 2022, arXiv
-    2202.05262, eq. 2). The same k stands in the residual, the numerator and the denominator; where they differ, the
-    denominator can become tiny and the update destroys the model (Gupta et al. 2024, arXiv 2403.07175). The preserved
-    keys K_p are facts with zero residual, so the same formula holds for [K_p, K] and [0, R].
+    EMMET (Gupta et al. 2024, arXiv 2403.14236): ROME for several facts, and MEMIT as λ → 0. The preserved keys K_p are
+    facts with zero residual, so the same formula holds for [K_p, K] and [0, R].
 
     Args:
         W: value matrix, [d_out, d_in].

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ffedit.algebra.key_moments import KeyMoments
 from ffedit.algebra.low_rank import LowRank
-from ffedit.algebra.updates import equality, least_squares, null_space, projector
+from ffedit.algebra.updates import equality, least_squares, null_space, projector, rank_one
 from ffedit.editor import job
 from ffedit.editor.config import EditConfig, KeyConfig
 from ffedit.editor.methods import memit
@@ -140,7 +140,8 @@ def test_writing_the_same_values_again_changes_nothing(p: Problem) -> None:
 def test_one_fact_is_rome() -> None:
     p = problem(facts=1)
     k, u = p.K[:, 0], torch.linalg.solve(p.C, p.K[:, 0])
-    close(equality(p.W, p.K, p.V, p.C).dense, p.R @ u[None, :] / (k @ u))
+    close(rank_one(p.W, k, p.V[:, 0], p.C).dense, equality(p.W, p.K, p.V, p.C).dense, 1e-15)
+    close(rank_one(p.W, k, p.V[:, 0], p.C).dense, p.R @ u[None, :] / (k @ u))
 
 
 def test_kept_keys_may_repeat_each_other() -> None:

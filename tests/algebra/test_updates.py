@@ -13,7 +13,7 @@ from torch import Tensor
 from ffedit.algebra.key_moments import KeyMoments, KeyMomentsFitter
 from ffedit.algebra.linalg import Updated, factor, whiten
 from ffedit.algebra.low_rank import LowRank
-from ffedit.algebra.updates import context_spread, direction, equality, moment
+from ffedit.algebra.updates import context_spread, direction, moment, rank_one
 from ffedit.errors import EditError
 
 D_OUT, D_IN = 7, 12
@@ -36,7 +36,7 @@ def c_norm(delta: Tensor, C: Tensor) -> float:
     return float(torch.trace(delta @ C @ delta.T))
 
 
-# One key -----------------------------------------------------------------------------------------
+# rank_one -----------------------------------------------------------------------------------------
 
 
 def test_the_direction_says_what_every_other_key_receives() -> None:
@@ -46,7 +46,7 @@ def test_the_direction_says_what_every_other_key_receives() -> None:
     x = torch.randn(D_IN, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     orthogonal = x - (u @ x) * key
     assert float(u @ key) == pytest.approx(1.0) and abs(float(u @ orthogonal)) < 1e-12 < float(orthogonal.norm())
-    received = equality(W, k[:, None], v[:, None], C).dense @ x
+    received = rank_one(W, k, v, C).dense @ x
     torch.testing.assert_close(received, (u @ x) * (v.double() - W.double() @ key), rtol=1e-9, atol=1e-12)
     with pytest.raises(EditError, match=r"the key k\* is zero"):
         direction(torch.zeros(D_IN), C)
@@ -63,7 +63,7 @@ def test_with_the_contexts_counted_in_a_change_is_the_same_in_every_context() ->
     same = k + 0.3 * torch.randn(4, D_IN, generator=torch.Generator().manual_seed(1))
     k, spread = same.mean(0), []
     for weight in (0.0, 1.0, 1e6):
-        delta = equality(W, k[:, None], v[:, None], with_contexts(C, [(k, same, EQUAL)], weight)).dense
+        delta = rank_one(W, k, v, with_contexts(C, [(k, same, EQUAL)], weight)).dense
         torch.testing.assert_close((W.double() + delta) @ k.double(), v.double(), rtol=1e-9, atol=1e-9)
         residual = v.double() - W.double() @ k.double()
         spread.append(float((same.double() @ delta.T - residual).norm() / residual.norm()))
@@ -109,17 +109,15 @@ def test_a_corrected_factor_is_the_matrix_that_it_stands_for() -> None:
     columns = torch.randn(D_IN, 3, dtype=torch.float64, generator=generator)
     torch.testing.assert_close(corrected @ columns, dense @ columns, rtol=1e-9, atol=1e-9)
     torch.testing.assert_close(whiten(columns, corrected), whiten(columns, dense), rtol=1e-9, atol=1e-9)
-    torch.testing.assert_close(
-        equality(W, k[:, None], v[:, None], corrected).dense, equality(W, k[:, None], v[:, None], dense).dense
-    )
+    torch.testing.assert_close(rank_one(W, k, v, corrected).dense, rank_one(W, k, v, dense).dense)
     without = Updated(factor(base), rows[:0], signs[:0].double())
     torch.testing.assert_close(whiten(columns, without), whiten(columns, base), rtol=1e-9, atol=1e-9)
 
 
 def test_statistics_unlike_the_identity_change_the_update() -> None:
     W, k, v, C = problem()
-    plain = equality(W, k[:, None], v[:, None], torch.eye(D_IN))
-    assert c_norm(plain.dense, C) > 1.5 * c_norm(equality(W, k[:, None], v[:, None], C).dense, C)
+    plain = rank_one(W, k, v, torch.eye(D_IN))
+    assert c_norm(plain.dense, C) > 1.5 * c_norm(rank_one(W, k, v, C).dense, C)
 
 
 def test_whitening_solves_for_keys() -> None:
@@ -132,7 +130,7 @@ def test_statistics_that_are_not_positive_definite_are_refused() -> None:
     W, k, v, C = problem()
     for bad in (torch.zeros_like(C), -C, k[:, None] @ k[None, :]):
         with pytest.raises(EditError, match="positive definite"):
-            equality(W, k[:, None], v[:, None], bad)
+            rank_one(W, k, v, bad)
 
 
 # LowRank ------------------------------------------------------------------------------------------
@@ -172,7 +170,7 @@ def test_fewer_tokens_than_keys_still_give_a_positive_definite_matrix() -> None:
     moments = streamed(torch.randn(3, D_IN), 3)
     assert torch.linalg.eigvalsh(moments.C)[0] > 0
     W, k, v, _ = problem()
-    assert equality(W, k[:, None], v[:, None], moments.C).is_finite()
+    assert rank_one(W, k, v, moments.C).is_finite()
 
 
 def test_no_text_and_infinite_keys_are_refused() -> None:
