@@ -46,7 +46,8 @@ def main(models: Sequence[str], out: Path, against: Path | None) -> None:
 
 def digests(name: str) -> dict[str, str]:
     """Digests of everything that is computed on one model, by what it is."""
-    editable, layer = ffedit.load(name), LAYER[name]
+    # Given a dtype, statistics are in it, too, and not in the one that happens to be faster.
+    editable, layer = ffedit.load(name, dtype="float32"), LAYER[name]
     facts = [fact for fact in ffedit.read_facts(MODELS[name]) if fact.previous][:TOGETHER]
     stats = ffedit.collect_stats(editable, [layer], corpus=ffedit.Corpus(None, TOKENS))
     found = {}

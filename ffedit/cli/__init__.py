@@ -8,7 +8,6 @@ Exit codes: 0 done; 1 an error in the input, shown in one line; 2 usage; 3 an ed
 from __future__ import annotations
 
 import atexit
-import ctypes
 import gc
 import importlib
 import os
@@ -48,11 +47,6 @@ WAITS = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "5000"}
 # Python looks for cycles of unused objects after so many new ones. After its usual 700, that takes a quarter of the
 # time in which modules are imported, which leave hardly any.
 COLLECTED = 50_000
-# Options of glibc's `mallopt` by number (M_TRIM_THRESHOLD, M_MMAP_THRESHOLD): memory of up to 256
-# MB that is freed stays with the process, since new memory comes page by page, each at the price of a fault.
-KEPT = {-1: 2**31 - 1, -3: 2**28}
-# Variables by which a user sets them.
-MALLOC = {"GLIBC_TUNABLES", "MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_"}
 # The headings of `--help`; what is named nowhere here stands under "Options".
 PANELS = {
     "The fact, instead of FACTS": ("--subject", "--prompt", "--target", "--previous"),
@@ -106,18 +100,10 @@ def main() -> None:
     if not os.environ.keys() & WAITS.keys():
         os.environ |= WAITS
     gc.set_threshold(COLLECTED)
-    keep_memory()
     for stream in (sys.stdin, sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")  # ? for what an ASCII terminal does not show, or is no text
     _exit(invoke())
-
-
-def keep_memory() -> None:
-    """Let the process keep memory that it frees; nothing where the C library is not glibc, or the user has set this."""
-    if sys.platform == "linux" and not os.environ.keys() & MALLOC and hasattr(library := ctypes.CDLL(None), "mallopt"):
-        for option, size in KEPT.items():
-            library.mallopt(option, size)
 
 
 def _exit(code: int) -> NoReturn:

@@ -6,12 +6,9 @@ import atexit
 import io
 import json
 import sys
-from ctypes import CDLL
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
-import torch
 from commands import Command, apply, here, loads, run, thorough_apply
 from shell import FACT, fork, shell
 
@@ -190,34 +187,3 @@ def test_a_command_ends_with_its_code_and_with_all_that_it_said(stream: str) -> 
 
     ended = fork(end)
     assert (ended.code, ended.out) == (3, "said")
-
-
-@pytest.mark.skipif(sys.platform != "linux" or not hasattr(CDLL(None), "mallopt"), reason="the C library is not glibc")
-def test_a_command_takes_memory_that_it_freed_before_new_memory() -> None:
-    import resource
-
-    def fill_again() -> int:
-        atexit._clear()
-        cli.keep_memory()
-        faults = [0]
-        for _ in range(16):
-            torch.ones(2**24)
-            faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt)
-        sys.stdout.write(str(faults[-1] - faults[8]))  # small objects may take the place of the first ones
-        return 0
-
-    assert int(fork(fill_again).out) < 2**14  # of 2^17 pages
-
-
-@pytest.mark.parametrize("told", [None, "GLIBC_TUNABLES", "MALLOC_TRIM_THRESHOLD_"])
-def test_what_a_user_tells_the_c_library_stands(told: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in cli.MALLOC:
-        monkeypatch.delenv(name, raising=False)
-    if told is not None:
-        monkeypatch.setenv(told, "1")
-    set_here: list[tuple[int, int]] = []
-    library = SimpleNamespace(mallopt=lambda *option: set_here.append(option))
-    monkeypatch.setattr(cli.sys, "platform", "linux")
-    monkeypatch.setattr(cli.ctypes, "CDLL", lambda _: library)
-    cli.keep_memory()
-    assert set_here == ([*cli.KEPT.items()] if told is None else [])
