@@ -314,7 +314,7 @@ class _Uncopied:
 
 
 def unpacked(data: Any, kind: Any, dequantize: Callable[[Any, Any], Any]) -> tuple[Any, list[Callable[[], bool]]]:
-    """Return an array for the weights of a tensor, float32, and the functions that fill its parts.
+    """Return an array for a tensor's weights, [.., weights of a row], float32, and the functions that fill its parts.
 
     Each is unpacked as `gguf.dequantize` does, in pieces of fit size, and its function returns whether all its weights
     are finite. gguf takes 16 rows at a time: of long rows, what it computes on the way fits no processor's cache; of
