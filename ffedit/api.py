@@ -1,4 +1,4 @@
-"""The verbs of the Python API that join several parts."""
+"""Functions of the Python API that combine several packages."""
 
 from __future__ import annotations
 
@@ -57,24 +57,24 @@ def load(
             processes its own; else a torch device or its name ("cuda:1").
         dtype: precision of the computation, a torch dtype or its name: "auto" (that of the checkpoint; float32 for
             float16 on a CPU), float32, float16 or bfloat16. An edit is rounded to the checkpoint's precision and
-            exported in it, whatever the precision of the computation; a GGUF file has no other than that.
+            exported in it, whatever the precision of the computation; for a GGUF file, that of the computation counts.
         revision: branch, tag or commit of a hub id.
         trust_remote_code: run code that comes with the checkpoint.
         value_matrix: path of the value matrix, if it is not recognised: inside a layer (`ff.out`), or in the model,
             with {} for the layer's number (`layers.{}.ff.out`).
-        device_map: instead of `device`, how a model that does not fit is spread: one of
-            `loading.load.DEVICE_MAPS`, of which "auto" fills accelerators, then CPU memory, then the disk; or by
-            module, its device, "cpu" or "disk".
-        offload_folder: folder for weights that the checkpoint does not have in the form in which they are computed with
-            (merged experts); the others are read from the checkpoint's own files.
-        max_memory: memory to fill on each device, by number, and on "cpu" ("20GB").
-        chat: ask as a user of a chat does: a prompt is the user's turn in the tokenizer's chat template, and its answer
-            begins the assistant's (`ffedit.model.tokenization`).
+        device_map: instead of `device`, how to spread a model that does not fit: one of `loading.load.DEVICE_MAPS`
+            ("auto" fills accelerators, then CPU memory, then the disk), or a mapping from modules to devices, "cpu" or
+            "disk".
+        offload_folder: folder for offloaded weights that the checkpoint stores in another form (merged experts); all
+            others are read from the checkpoint's own files.
+        max_memory: memory to use ("20GB") by device: its number, or "cpu".
+        chat: use the tokenizer's chat template: a prompt is the user's turn, and its answer begins the assistant's
+            (`ffedit.model.tokenization`).
         progress: called with the progress of a GGUF file's conversion.
 
     Raises:
-        ModelError: it cannot be found, read, recognised or spread, has no chat template, or is a pair that options of
-            loading were given for.
+        ModelError: the model cannot be found, read, recognised or spread, has no chat template, or is a pair, which
+            takes no options of loading.
     """
     editable = load_with_edits(
         name_or_path,
@@ -118,22 +118,22 @@ def edit(
         editable: the model as it is, with earlier edits where there are some; it is restored afterwards.
         facts: the facts to write, one or several; those of one subject are solved jointly.
         method: "rome", "emmet", "memit", "alphaedit", "ft" or "ft-l" (`ffedit methods` says which to choose).
-        layers: where; None takes the layer published for the model, or else a quarter of its depth
+        layers: the layers to edit; None takes the layer published for the model, or else a quarter of its depth
             (`ffedit.choose_layer` tries others).
         config: all numbers of the optimisation, the seed among them.
         stats: second moments of the keys, or the text to collect them on; None for the text of `ffedit.collect_stats`,
-            of which a single subject takes fewer tokens (docs/scale.md, "Fewer tokens").
-        preserve: earlier edits whose facts the new edit must leave as they are, oldest first: those in the model. One
-            that is not, but was computed on the weights as they are, is accepted, for edits to be applied together.
+            with fewer tokens for a single subject (docs/scale.md, "Fewer tokens").
+        preserve: earlier edits in the model, oldest first, whose facts the new edit must not change. An edit that was
+            computed on the current weights but not applied is accepted, too: the two can then be applied together.
         progress: called with the progress.
-        process_group: processes that share the choice of values; all call this alike and return the edit.
-        protect: names and texts that the edit must not touch, beside those in `config` (`KeyConfig.protect`).
+        process_group: processes that share the search for values; each makes the same call and returns the edit.
+        protect: names and texts that the edit must not change, in addition to those in `config` (`KeyConfig.protect`).
 
     Raises:
         FactError: a fact cannot be used with this model.
         EditError: an unknown method, one that cannot protect, facts that contradict each other, a layer that is not
             there, earlier edits that are not in the model, statistics that do not fit or cannot be collected, processes
-            that were given different things, or no solution.
+            with different arguments, or no solution.
     """
     check_model(editable)
     config = preset("default", method) if config is None else config
@@ -152,16 +152,16 @@ def edit(
     )
     if layers is None:
         layers = auto_layer(editable, method).layer
-    given = [*(["statistics"] if stats is not None else []), *(["earlier edits"] if editable.history.known else [])]
-    made = write(editable, facts, method, as_layers(layers), config, stats, preserve, progress, process_group)
-    return made.noted(given=given) if given else made  # what a recipe has no option for
+    inputs = [*(["statistics"] if stats is not None else []), *(["earlier edits"] if editable.history.known else [])]
+    new_edit = write(editable, facts, method, as_layers(layers), config, stats, preserve, progress, process_group)
+    return new_edit.noted(given=inputs) if inputs else new_edit  # for these, a recipe has no option
 
 
 def _identities(stats: Corpus | Mapping[Address, KeyMoments] | None) -> object:
-    """Return the text, or what tells statistics from others, without what processes measure differently (seconds)."""
+    """Return the text, or what identifies statistics in all processes: not their seconds, which differ."""
     if not isinstance(stats, Mapping):
         return stats
-    return [(at, of.fingerprint, of.texts, of.count, of.ridge) for at, of in sorted(stats.items())]
+    return [(at, entry.fingerprint, entry.texts, entry.count, entry.ridge) for at, entry in sorted(stats.items())]
 
 
 def collect_stats(
@@ -175,8 +175,8 @@ def collect_stats(
 
     Args:
         editable: the model.
-        layers: which; None for all.
-        corpus: the text; by default the built-in one, or sampled text if the model does not speak it.
+        layers: the layers to read; None for all.
+        corpus: the text; by default the built-in one, or sampled text if the model predicts that one badly.
         progress: called with the progress.
 
     Raises:

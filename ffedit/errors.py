@@ -1,4 +1,4 @@
-"""The errors that ffedit raises on purpose: one line that says what was found, what was expected and what to do.
+"""Errors that ffedit raises on purpose: one line that says what was found, what was expected and what to do.
 
 The command line shows an `FFEditError` as that line and never as a traceback.
 """
@@ -29,8 +29,8 @@ def _shorten(text: str, length: int) -> str:
 
 def brief(error: BaseException) -> str:
     """Shorten the message of another library's error to one readable line, or return the name of its class."""
-    said = f"there is no {error}" if isinstance(error, KeyError) else str(error)
-    return _shorten(said, 200) or type(error).__name__
+    message = f"there is no {error}" if isinstance(error, KeyError) else str(error)
+    return _shorten(message, 200) or type(error).__name__
 
 
 def warn_renamed(old: str, new: str) -> None:
@@ -43,10 +43,10 @@ class FFEditError(Exception):
 
     @classmethod
     def require(cls, value: object, kinds: type | tuple[type, ...], expected: str) -> None:
-        """Raise this error unless `value` is of one of `kinds`; `expected` says what would be."""
+        """Raise this error unless `value` is of one of `kinds`; `expected` is the end of its message."""
         if not isinstance(value, kinds):
-            found = f"{_shorten(repr(value), 60)} ({type(value).__name__})"
-            raise cls(f"found {found} where {expected}")
+            shown = f"{_shorten(repr(value), 60)} ({type(value).__name__})"
+            raise cls(f"found {shown} where {expected}")
 
     @classmethod
     def whole(cls, name: str, value: object, least: int) -> int:
@@ -63,7 +63,7 @@ class FFEditError(Exception):
 
 
 class FactError(FFEditError):
-    """Fact, or file of facts, that cannot be used; `kind` says in a few words of what kind the mistake is."""
+    """Fact, or file of facts, that cannot be used; `kind` names the kind of mistake in a few words."""
 
     def __init__(self, message: str, kind: str = "no fact that can be used") -> None:
         super().__init__(message)
@@ -79,7 +79,7 @@ class EditError(FFEditError):
 
 
 class ProcessError(FFEditError):
-    """Another process of the same run has ended; it says nothing of the edit that both worked on."""
+    """Another process of the same run has ended, which implies nothing about the edit that both worked on."""
 
 
 class RequirementError(FFEditError):

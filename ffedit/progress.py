@@ -1,4 +1,4 @@
-"""The callback through which long computations report progress; the user interface turns it into a bar."""
+"""Callback through which long computations report progress; the user interface shows it as a bar."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The version of ffedit, and the names of its API that this version changed.
+"""Version of ffedit, and the names of its API that this version changed.
 
 An old name works for one release and warns with the new one.
 """
@@ -12,7 +12,7 @@ from typing import ParamSpec, TypeVar
 
 from ffedit.errors import warn_renamed
 
-# That of the tag from which ffedit was installed, and of the commits since then.
+# Version of the tag from which ffedit was installed, and the commits since then.
 __version__ = version("ffedit")
 
 P = ParamSpec("P")

@@ -1,4 +1,4 @@
-"""What an export costs in memory: a checkpoint of GPT-2 XL's shape (1.56 billion parameters), random, in shards.
+"""Measure the memory of an export: a random checkpoint of GPT-2 XL's shape (1.56 billion parameters), in shards.
 
     python evaluations/benchmarks/export.py
 
@@ -50,7 +50,7 @@ print(json.dumps({"peak": peak(), "verifying_peak": verifying, "tensors": done.c
 
 
 def numbers(shape: tuple[int, ...], generator: torch.Generator) -> Iterator[torch.Tensor]:
-    """A random tensor, a million entries at a time."""
+    """Yield the entries of a random tensor, a million at a time."""
     left = prod(shape)
     while left:
         count = min(left, 1 << 20)
@@ -59,7 +59,7 @@ def numbers(shape: tuple[int, ...], generator: torch.Generator) -> Iterator[torc
 
 
 def write_base(folder: Path, config: PreTrainedConfig, layers_per_shard: int) -> int:
-    """Write a random checkpoint in bfloat16, which is never loaded; its bytes."""
+    """Write a random checkpoint in bfloat16, which is never loaded, and return its bytes."""
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
     shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
@@ -68,8 +68,8 @@ def write_base(folder: Path, config: PreTrainedConfig, layers_per_shard: int) ->
     where = {name: f"model-{n + 1:05}-of-{max(shards.values()) + 1:05}.safetensors" for name, n in shards.items()}
     generator = torch.Generator().manual_seed(0)
     for file in sorted(set(where.values())):
-        own = {name: shape for name, shape in shapes.items() if where[name] == file}
-        write(folder / file, {k: (torch.bfloat16, shape, numbers(shape, generator)) for k, shape in own.items()})
+        in_file = {name: shape for name, shape in shapes.items() if where[name] == file}
+        write(folder / file, {k: (torch.bfloat16, shape, numbers(shape, generator)) for k, shape in in_file.items()})
     size = 2 * sum(map(prod, shapes.values()))
     (folder / INDEX).write_text(json.dumps({"metadata": {"total_size": size}, "weight_map": where}, indent=2))
     config.architectures = [type(model).__name__]
@@ -78,7 +78,7 @@ def write_base(folder: Path, config: PreTrainedConfig, layers_per_shard: int) ->
 
 
 def random_edit(base: Path) -> Edit:
-    """An edit of two layers, as an editor would give it."""
+    """Return an edit of two layers, as an editor would make it."""
     generator = torch.Generator().manual_seed(1)
     tensors = contents(base)
     updates, matrices = {}, {}
@@ -90,34 +90,34 @@ def random_edit(base: Path) -> Edit:
         matrices[f"{layer}"] = {
             "parameter": name, "transposed": True, "shape": list(tensors[name].shape), "norm": 0.0, "sample": sample,
         }  # fmt: skip
-    about = {"method": "random", "model": str(base), "base": "0" * 16, "dtype": "bfloat16", "matrices": matrices}
-    return Edit(updates, {}, {}, (Fact("Eiffel Tower", "{} is located in", "Rome", "Paris"),), about)
+    provenance = {"method": "random", "model": str(base), "base": "0" * 16, "dtype": "bfloat16", "matrices": matrices}
+    return Edit(updates, {}, {}, (Fact("Eiffel Tower", "{} is located in", "Rome", "Paris"),), provenance)
 
 
 def run(code: str, *words: Path) -> dict[str, float]:
-    """What a process of its own prints as JSON."""
+    """Return the JSON that `code` prints in a process of its own."""
     command = [sys.executable, "-c", code, *map(str, words)]
     here = Path(__file__).parent
-    done = subprocess.run(command, check=True, capture_output=True, text=True, cwd=here)
-    return json.loads(done.stdout.splitlines()[-1])
+    process = subprocess.run(command, check=True, capture_output=True, text=True, cwd=here)
+    return json.loads(process.stdout.splitlines()[-1])
 
 
 def main() -> None:
-    """Build, export, verify, and say what it took."""
-    with tempfile.TemporaryDirectory() as place:
-        (base := Path(place) / "base").mkdir()
+    """Build, export and verify; print and write the figures."""
+    with tempfile.TemporaryDirectory() as folder:
+        (base := Path(folder) / "base").mkdir()
         began = time.perf_counter()
         size = write_base(base, GPT2_XL, LAYERS_PER_SHARD)
         for path in EMBEDDED["atlas"].glob("tokenizer*"):
             shutil.copyfile(path, base / path.name)
         print(f"base: {size / 1e9:.2f} GB in {len(list(base.glob('*.safetensors')))} shards, "
               f"written in {time.perf_counter() - began:.0f} s")  # fmt: skip
-        random_edit(base).save(Path(place) / "edit")
+        random_edit(base).save(Path(folder) / "edit")
         idle = run(IDLE)
-        found = run(EXPORT, base, Path(place) / "edit", Path(place) / "out")
+        costs = run(EXPORT, base, Path(folder) / "edit", Path(folder) / "out")
     largest = 4 * WIDTH * WIDTH * 2
-    found |= {"idle": idle, "checkpoint": size, "largest_matrix": largest}
-    for name, words in (
+    costs |= {"idle": idle, "checkpoint": size, "largest_matrix": largest}
+    for name, label in (
         ("idle", "a process that imports ffedit.exporter"),
         ("peak", "the exporting process, at most"),
         ("verifying_peak", "the verifying process, at most"),
@@ -126,11 +126,11 @@ def main() -> None:
         ("copied", "shards copied"),
         ("linked", "shards linked"),
     ):
-        print(f"{words:<40} {found[name] / 1e6:10.1f} MB")
+        print(f"{label:<40} {costs[name] / 1e6:10.1f} MB")
     for name in ("peak", "verifying_peak"):
-        print(f"{name} above idle: {(found[name] - idle) / largest:.2f} of the largest matrix")
-    print(f"{found['tensors']} tensors verified; {found['seconds']:.1f} s in all")
-    OUT.write_text(json.dumps({**found, "machine": f"{platform.system()}, torch {torch.__version__}"}, indent=2) + "\n")
+        print(f"{name} above idle: {(costs[name] - idle) / largest:.2f} of the largest matrix")
+    print(f"{costs['tensors']} tensors verified; {costs['seconds']:.1f} s in all")
+    OUT.write_text(json.dumps({**costs, "machine": f"{platform.system()}, torch {torch.__version__}"}, indent=2) + "\n")
 
 
 if __name__ == "__main__":

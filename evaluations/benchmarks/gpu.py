@@ -1,4 +1,4 @@
-"""ffedit on an accelerator: every step of an edit against the CPU, and its seconds and memory at three sizes.
+"""Compare every step of an edit on an accelerator with the CPU, and measure its seconds and memory at three sizes.
 
     python evaluations/benchmarks/gpu.py [--device cuda] [--shapes 124M,1.5B,8B] [--out FILE.json]
 
@@ -6,9 +6,9 @@ Needs a device; `--device cpu --shapes tiny` tries the script itself. Random wei
 float32, Llama 3 8B in bfloat16, whose 16 GB are made on the device.
 
     equal      124M (and tiny) only: the same weights on the CPU and on the device, and the largest difference of traced
-               effects, k*, v*, Δ and scores, each relative to its own size, beside what is allowed
+               effects, k*, v*, Δ and scores, each relative to its own size, beside the allowed one
     seconds    of each step, the device synchronised before and after
-    memory     most bytes that torch held on the device at any moment of the step, the weights included
+    memory     most bytes that torch held on the device at any moment of the step, including the weights
 
 Exits with 1 where a difference is larger than allowed.
 """
@@ -51,7 +51,7 @@ CONFIG = ffedit.EditConfig(value=ffedit.ValueConfig(steps=STEPS, target_probabil
 
 
 def random_model(name: str, device: torch.device) -> ffedit.Editable:
-    """A model of one of `SHAPES` with random weights, made on `device`."""
+    """Return a model of one of `SHAPES` with random weights, made on `device`."""
     config, dtype = SHAPES[name]
     torch.manual_seed(SEED)
     with device:
@@ -60,7 +60,7 @@ def random_model(name: str, device: torch.device) -> ffedit.Editable:
 
 
 def facts() -> list[ffedit.Fact]:
-    """Facts of different subjects, with a paraphrase and a neighbor."""
+    """Return facts of different subjects, each with a paraphrase and a neighbor."""
     return [
         ffedit.Fact(f"w{i} w{i + 50}", "w7 {} w8 w9 w10", f"w{i + 100}", f"w{i + 200}", (f"w20 w{i} w{i + 50} w22",),
                     (f"w7 w{i + 300} w8 w9 w10",))
@@ -69,7 +69,7 @@ def facts() -> list[ffedit.Fact]:
 
 
 def steps(editable: ffedit.Editable, layer: int) -> Iterator[tuple[str, Callable[[], dict[str, Tensor]]]]:
-    """Each step of an edit: its name, and a function that does it and returns what is compared, on the CPU."""
+    """Yield each step of an edit: its name, and a function that runs it and returns the tensors to compare."""
     stats: dict[ffedit.Address, ffedit.KeyMoments] = {}
     edits: list[ffedit.Edit] = []
 
@@ -113,13 +113,13 @@ def synchronised(device: torch.device, row: dict[str, Any]) -> Iterator[None]:
 
 
 def wait(device: torch.device) -> None:
-    """Wait until the device has done what it was told."""
+    """Wait until the device has finished its work."""
     if device.type != "cpu":
         torch.accelerator.synchronize(device)
 
 
 def measure(name: str, device: torch.device) -> tuple[list[dict[str, Any]], dict[str, float]]:
-    """Do every step on the device, and the same on the CPU where the two are compared."""
+    """Run every step on the device, and also on the CPU if the two are compared."""
     loading: dict[str, Any] = {"step": "load"}
     with synchronised(device, loading):
         editable = random_model(name, device)
@@ -130,8 +130,8 @@ def measure(name: str, device: torch.device) -> tuple[list[dict[str, Any]], dict
             results |= work()
     if name not in COMPARED:
         return rows, {}
-    same = copy.deepcopy(editable.model).to("cpu")
-    cpu, expected = ffedit.load((same, editable.tokenizer)), {}
+    copied = copy.deepcopy(editable.model).to("cpu")
+    cpu, expected = ffedit.load((copied, editable.tokenizer)), {}
     for _, work in steps(cpu, layer):
         expected |= work()
     return rows, {
@@ -145,18 +145,18 @@ def measure(name: str, device: torch.device) -> tuple[list[dict[str, Any]], dict
 @click.option("--out", type=click.Path(path_type=Path), help="Results as JSON.")
 def main(device: str | None, shapes: str, out: Path | None) -> None:
     """Measure each shape, show, and write."""
-    found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    if device is None and found is None:
+    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    if device is None and accelerator is None:
         sys.exit("torch finds no accelerator; `--device cpu --shapes tiny` tries the script")
-    where, load = torch.device(device or found), measuring.load_before(torch.get_num_threads())
-    report: dict[str, Any] = {"device": str(where), "shapes": {}, "allowed": ALLOWED}
-    if where.type == "cuda":
-        report["card"] = torch.cuda.get_device_name(where)
+    target, load = torch.device(device or accelerator), measuring.load_before(torch.get_num_threads())
+    report: dict[str, Any] = {"device": str(target), "shapes": {}, "allowed": ALLOWED}
+    if target.type == "cuda":
+        report["card"] = torch.cuda.get_device_name(target)
     equal = True
     for name in shapes.split(","):
-        rows, differences = measure(name, where)
+        rows, differences = measure(name, target)
         report["shapes"][name] = {"steps": rows, "differences": differences}
-        print(f"{name} on {report.get('card', where)}, {SHAPES[name][1]}")
+        print(f"{name} on {report.get('card', target)}, {SHAPES[name][1]}")
         for row in rows:
             memory = "" if row["memory"] is None else f"{row['memory'] / 1e9:8.2f} GB"
             print(f"    {row['step']:<11}{row['seconds']:8.2f} s{memory}")

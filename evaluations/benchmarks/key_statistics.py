@@ -1,4 +1,4 @@
-"""How fast key statistics are collected, against one pass for each layer.
+"""Time the collection of key statistics against one pass for each layer.
 
     python evaluations/benchmarks/key_statistics.py [--out FILE.json] [--rounds N] [--threads N] [--tokens N]
 
@@ -8,12 +8,12 @@ precision: products of a batch in float32, the sum over batches in float64. The 
 which ends there, before the value matrix (nothing above runs, no gradient, no cache, no copy), and whole products of
 keys with keys.
 
-ffedit's seconds hold all that `collect` does: reading the text, fingerprints, both halves, the convergence figure, and
-writing the statistics to a fresh cache. The reference's seconds are the sums alone.
+ffedit's seconds include all that `collect` does: reading the text, fingerprints, both halves, the convergence figure,
+and writing the statistics to a fresh cache. The reference's seconds are those of the sums alone.
 
     ratio      seconds of the reference / seconds of ffedit; median over the rounds, with the smallest and largest
     ceiling    multiply-accumulates of the reference / those needed: one pass, half of each product (it is symmetric)
-    one pass   the same, were products taken whole as in the reference
+    one pass   the same if products were computed whole, as in the reference
     memory     peak resident memory above that of the loaded model, each in a fresh process; and of the whole processes
     equal      largest relative difference of the sums (Frobenius norm)
 """
@@ -46,14 +46,14 @@ TOLERANCE = 1e-6
 
 
 class Arrived(Exception):
-    """A pass has come to the keys that were asked for, which it carries."""
+    """Ends a pass at the requested keys, which it carries."""
 
 
 def keys_of(editable: ffedit.Editable, memory: ffedit.KeyValueMemory, rows: Tensor) -> Tensor:
-    """Keys of `rows` [n, tokens], [n · tokens, d_ff]; nothing runs after them."""
+    """Return the keys of `rows` [n, tokens], [n · tokens, d_ff]; nothing runs after them."""
 
-    def arrive(_: Any, given: tuple[Tensor]) -> None:
-        raise Arrived(given[0])
+    def arrive(_: Any, inputs: tuple[Tensor]) -> None:
+        raise Arrived(inputs[0])
 
     hook = memory.module.register_forward_pre_hook(arrive)
     try:
@@ -67,14 +67,14 @@ def keys_of(editable: ffedit.Editable, memory: ffedit.KeyValueMemory, rows: Tens
 
 @torch.no_grad()
 def plain(editable: ffedit.Editable, ids: Tensor) -> list[Tensor]:
-    """Σ w k kᵀ of each of `LAYERS` over `ids` [n], a whole number of rows: one pass for each layer."""
+    """Return Σ w k kᵀ of each of `LAYERS` over `ids` [n], a whole number of rows: one pass for each layer."""
     weights = torch.full((len(ids), 1), (ROW / (ROW - 1)) ** 0.5)
     weights[::ROW] = 0
     sums = []
     for memory in (editable.memories[layer] for layer in LAYERS):
         total = torch.zeros(memory.d_ff, memory.d_ff, dtype=torch.float64)
-        for rows, some in zip(ids.view(-1, ROW).split(ROWS), weights.split(ROW * ROWS), strict=True):
-            keys = keys_of(editable, memory, rows) * some
+        for rows, row_weights in zip(ids.view(-1, ROW).split(ROWS), weights.split(ROW * ROWS), strict=True):
+            keys = keys_of(editable, memory, rows) * row_weights
             total += keys.T @ keys
         sums.append(total)
     return sums
@@ -82,20 +82,20 @@ def plain(editable: ffedit.Editable, ids: Tensor) -> list[Tensor]:
 
 @contextmanager
 def fresh_cache() -> Iterator[None]:
-    """An empty cache for the length of a block."""
+    """Use an empty cache in the block."""
     with tempfile.TemporaryDirectory() as folder, patch.dict(os.environ, FFEDIT_CACHE=folder):
         yield
 
 
 def ours(editable: ffedit.Editable, path: Path, tokens: int) -> list[Tensor]:
-    """The same by ffedit."""
+    """Return the same sums, collected by ffedit."""
     with fresh_cache():
-        found = collect(editable, [editable.memories[layer] for layer in LAYERS], ffedit.Corpus(path, tokens))
-    return [moments.sum for moments in found.values()]
+        collected = collect(editable, [editable.memories[layer] for layer in LAYERS], ffedit.Corpus(path, tokens))
+    return [moments.sum for moments in collected.values()]
 
 
 def load(folder: Path, tokens: int) -> tuple[ffedit.Editable, Path, Tensor]:
-    """The model, a text of so many random words, some frequent and most rare, and its ids."""
+    """Return the model, a text of random words, some frequent and most rare, and its token ids."""
     rng = random.Random(SEED)
     chances = [1 / (rank + 1) for rank in range(WORDS)]
     (path := folder / "text.txt").write_text(" ".join(f"w{i}" for i in rng.choices(range(WORDS), chances, k=tokens)))
@@ -104,7 +104,7 @@ def load(folder: Path, tokens: int) -> tuple[ffedit.Editable, Path, Tensor]:
 
 
 def peaks(side: str, tokens: int, threads: int) -> tuple[int, int]:
-    """Bytes of this process with the model loaded and warm, and at the peak of collecting."""
+    """Return the bytes of this process with the model loaded and warm, and its peak while collecting."""
     torch.set_num_threads(threads)
     with tempfile.TemporaryDirectory() as folder, torch.no_grad():
         editable, path, ids = load(Path(folder), tokens)
@@ -118,7 +118,7 @@ def peaks(side: str, tokens: int, threads: int) -> tuple[int, int]:
 
 
 def products(editable: ffedit.Editable, tokens: int) -> dict[str, int]:
-    """Multiply-accumulates: of the reference, of one pass with whole products, and needed.
+    """Return multiply-accumulates: of the reference, of one pass with whole products, and those needed.
 
     A pass to a layer's keys costs the matrices of the layers below and its own without the value matrix. Attention's
     products of queries, keys and weights are left out.
@@ -128,8 +128,8 @@ def products(editable: ffedit.Editable, tokens: int) -> dict[str, int]:
     square = sum(editable.memories[n].d_ff ** 2 for n in LAYERS)
     half = sum(d * (d + 1) // 2 for d in (editable.memories[n].d_ff for n in LAYERS))
     last = to[LAYERS[-1]]
-    each = {"reference": sum(to.values()) + square, "one_pass": last + square, "needed": last + half}
-    return {name: tokens * count for name, count in each.items()}
+    per_token = {"reference": sum(to.values()) + square, "one_pass": last + square, "needed": last + half}
+    return {name: tokens * count for name, count in per_token.items()}
 
 
 @click.command()

@@ -1,13 +1,12 @@
-"""How a benchmark measures: sides by turns in one run, memory in fresh processes, operations counted, seconds drawn.
+"""Helpers of the benchmarks: sides timed by turns in one run, memory in fresh processes, operations counted.
 
 Seconds of two runs on a shared machine say little about each other. So all sides of a comparison run in one process, by
 turns, after a warm-up, and a ratio is taken round by round: `rounds`, `spread`, `held`.
 
-Memory is the peak of a whole fresh process, and what it is above that of the loaded model: `forget_peak`, `peak`,
-`memory`.
+Memory is the peak of a whole fresh process, and its excess over the loaded model: `forget_peak`, `peak`, `memory`.
 
 Arithmetic is counted in multiply-accumulates with the matrices of the model (`matrix_entries`), so that a ratio can be
-held against what sparing operations can give at best, and a time against how fast this machine multiplies
+compared with the best that fewer operations allow, and a time with the speed at which this machine multiplies
 (`matmul_speed`).
 """
 
@@ -41,22 +40,22 @@ MiB = 2**20
 
 
 def random_gpt2(config: GPT2Config, words: int, seed: int = 0) -> ffedit.Editable:
-    """A GPT-2 of random weights, and a tokenizer of so many words (`word_tokenizer`)."""
+    """Return a GPT-2 of random weights with a tokenizer of `words` words (`word_tokenizer`)."""
     torch.manual_seed(seed)
     return ffedit.load((GPT2LMHeadModel(config).eval(), word_tokenizer(config.vocab_size, words)))
 
 
 def word_tokenizer(vocabulary: int, words: int) -> PreTrainedTokenizerFast:
-    """A tokenizer of the words w0 … w{words − 1}, spread over the vocabulary, and one more for all others."""
-    known = [f"w{i}" for i in range(words + 1)]
-    step = (vocabulary - 1) // len(known)
-    backend = Tokenizer(models.WordLevel({word: i * step for i, word in enumerate(known)}, unk_token=known[-1]))
+    """Return a tokenizer of the words w0 … w{words − 1}, spread over the vocabulary, and one more for all others."""
+    names = [f"w{i}" for i in range(words + 1)]
+    step = (vocabulary - 1) // len(names)
+    backend = Tokenizer(models.WordLevel({word: i * step for i, word in enumerate(names)}, unk_token=names[-1]))
     backend.pre_tokenizer = pre_tokenizers.Whitespace()
-    return PreTrainedTokenizerFast(tokenizer_object=backend, unk_token=known[-1], eos_token=known[-1])
+    return PreTrainedTokenizerFast(tokenizer_object=backend, unk_token=names[-1], eos_token=names[-1])
 
 
 def timed(work: Callable[[], Any]) -> tuple[float, Any]:
-    """Seconds that `work` takes, and what it gives."""
+    """Return the seconds that `work` takes, and its result."""
     started = time.perf_counter()
     result = work()
     return time.perf_counter() - started, result
@@ -65,14 +64,14 @@ def timed(work: Callable[[], Any]) -> tuple[float, Any]:
 def rounds(
     sides: Mapping[str, Callable[[int], Any]], count: int
 ) -> tuple[dict[str, list[float]], dict[str, list[Any]]]:
-    """Let the sides take turns `count` times; who begins changes from round to round.
+    """Let the sides take turns `count` times; the side that begins changes from round to round.
 
     Args:
-        sides: by name, what is timed, called with the round's number. Every one should have run once before.
-        count: rounds.
+        sides: by name, the function to time, called with the round's number. Each should have run once before.
+        count: number of rounds.
 
     Returns:
-        By side, its seconds, round by round; and what it gave.
+        By side, the seconds of each round; and by side, the result of each round.
     """
     seconds: dict[str, list[float]] = {name: [] for name in sides}
     results: dict[str, list[Any]] = {name: [] for name in sides}
@@ -85,13 +84,13 @@ def rounds(
 
 
 def spread(values: Iterable[float]) -> dict[str, float]:
-    """Median, smallest and largest."""
-    some = list(values)
-    return {"median": median(some), "min": min(some), "max": max(some)}
+    """Return the median, smallest and largest value."""
+    numbers = list(values)
+    return {"median": median(numbers), "min": min(numbers), "max": max(numbers)}
 
 
 def held(ours: Sequence[float], theirs: Sequence[float], published: int, needed: int, speed: float) -> dict[str, Any]:
-    """Seconds of both sides, held against arithmetic and against the machine.
+    """Compare the seconds of both sides with arithmetic and with the speed of the machine.
 
     Args:
         ours: seconds of ffedit, by round.
@@ -102,7 +101,7 @@ def held(ours: Sequence[float], theirs: Sequence[float], published: int, needed:
 
     Returns:
         "ratio" of the seconds; "ceiling", that of the multiply-accumulates; "reached", ratio / ceiling; "matmul_share",
-        which share of `speed` each side comes to; and what was given.
+        the share of `speed` that each side reaches; and the arguments.
     """
     ratio = spread(b / a for a, b in zip(ours, theirs, strict=True))
     return {
@@ -117,7 +116,7 @@ def held(ours: Sequence[float], theirs: Sequence[float], published: int, needed:
 
 
 def show_held(row: Mapping[str, Any]) -> None:
-    """What `held` returned, in lines."""
+    """Print the result of `held`."""
     share, speed = row["matmul_share"], row["matmul_per_second"]
     print(f"    ratio     {shown(row['ratio'])}, ceiling {row['ceiling']:.2f}, reached {row['reached']:.0%}")
     print(
@@ -126,14 +125,14 @@ def show_held(row: Mapping[str, Any]) -> None:
 
 
 def shown(values: Mapping[str, float], digits: int = 2) -> str:
-    """A `spread` in words: median (smallest to largest)."""
+    """Format a `spread`: median (smallest to largest)."""
     return f"{values['median']:.{digits}f} ({values['min']:.{digits}f} to {values['max']:.{digits}f})"
 
 
 def matrix_entries(editable: ffedit.Editable) -> tuple[list[int], int]:
-    """Entries of each layer's matrices, and of the unembedding's: the multiply-accumulates of one token.
+    """Return the entries of each layer's matrices and of the unembedding: the multiply-accumulates of one token.
 
-    What is left out: products of queries with keys and of their weights with values, and all that is no matrix product.
+    Products of queries with keys and of their weights with values are left out, and all operations but matrix products.
     """
     weight = editable.unembedding.weight
     assert isinstance(weight, Tensor)
@@ -148,15 +147,15 @@ def large_product() -> Callable[[], float]:
 
 
 def matmul_speed(repeats: int = 7) -> float:
-    """Multiply-accumulates per second of `large_product`; median."""
+    """Return the median multiply-accumulates per second of `large_product`."""
     multiply = large_product()
     return 4096 * 1024 * 1024 / median([timed(multiply)[0] for _ in range(repeats)])
 
 
 def forget_peak() -> int:
-    """Begin a new peak of resident memory where the system allows it (Linux), and return the present one, in bytes.
+    """Reset the peak of resident memory where the system allows it (Linux), and return the present one, in bytes.
 
-    Otherwise what was needed only while the model was loaded would hide what is measured.
+    Otherwise memory that only loading the model needed would hide the memory of the work.
     """
     with suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
@@ -164,7 +163,7 @@ def forget_peak() -> int:
 
 
 def peak() -> int:
-    """The peak of this process's resident memory, in bytes.
+    """Return the peak of this process's resident memory, in bytes.
 
     On Linux `ru_maxrss` begins with the parent's peak, `VmHWM` does not; elsewhere there is `ru_maxrss` alone.
     """
@@ -176,13 +175,13 @@ def peak() -> int:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
-def memory(measured: Callable[..., tuple[int, int]], *given: Any) -> dict[str, float]:
-    """Peak memory of "ffedit" and of the "reference", each in a fresh process.
+def memory(measured: Callable[..., tuple[int, int]], *arguments: Any) -> dict[str, float]:
+    """Measure the peak memory of "ffedit" and of the "reference", each in a fresh process.
 
     Args:
-        measured: a function of a module; called with the side's name and `given`, it returns `forget_peak()` with the
-            model loaded and warm, and `peak()` after the work.
-        given: what else it is called with.
+        measured: a function of a module; called with the side's name and `arguments`, it returns `forget_peak()` with
+            the model loaded and warm, and `peak()` after the work.
+        arguments: further arguments of `measured`.
 
     Returns:
         By side, MiB above the loaded model; "ratio" of these, and "whole_ratio" of the whole processes, both
@@ -191,7 +190,7 @@ def memory(measured: Callable[..., tuple[int, int]], *given: Any) -> dict[str, f
     above, whole = {}, {}
     for side in ("ffedit", "reference"):
         with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-            loaded, highest = pool.submit(measured, side, *given).result()
+            loaded, highest = pool.submit(measured, side, *arguments).result()
         above[side], whole[side] = (highest - loaded) / MiB, highest / MiB
     return {
         **above,
@@ -201,7 +200,7 @@ def memory(measured: Callable[..., tuple[int, int]], *given: Any) -> dict[str, f
 
 
 def show_memory(peaks: Mapping[str, float]) -> None:
-    """What `memory` returned, in a line."""
+    """Print the result of `memory` in a line."""
     print(
         f"    memory    ffedit {peaks['ffedit']:.0f} MiB, reference {peaks['reference']:.0f} MiB, "
         f"ratio {peaks['ratio']:.2f} (of the whole processes {peaks['whole_ratio']:.2f})"
@@ -209,7 +208,7 @@ def show_memory(peaks: Mapping[str, float]) -> None:
 
 
 def load_before(threads: int) -> float:
-    """Threads that were running before this began, the last minute's mean; says so where they leave no free cores."""
+    """Return the mean number of running threads in the last minute, and print it if too few cores are free."""
     load = os.getloadavg()[0]
     if load + threads > (os.cpu_count() or 1) + 0.5:
         print(f"{load:.1f} threads were running on {os.cpu_count()} cores before this began: the seconds mean little")
@@ -217,7 +216,7 @@ def load_before(threads: int) -> float:
 
 
 def machine(threads: int, load: float) -> dict[str, Any]:
-    """Where and with what it was measured; `load` is that of `load_before`."""
+    """Describe the machine and the versions; `load` is that of `load_before`."""
     return {
         "threads": threads,
         "cpu": processor(),
@@ -229,7 +228,7 @@ def machine(threads: int, load: float) -> dict[str, Any]:
 
 
 def finish(out: Path | None, report: Mapping[str, Any], equal: bool) -> None:
-    """Write a report where `out` says, and exit with 1 where the two sides did not find the same."""
+    """Write a report to `out`, if any, and exit with 1 if the results of the two sides are not equal."""
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")

@@ -1,11 +1,11 @@
-"""Products with a weight: oneDNN beside torch's own call of MKL, in milliseconds and operations per second.
+"""Time products with a weight by oneDNN and by torch's own call of MKL, in milliseconds and operations per second.
 
     python evaluations/benchmarks/products.py [--d-in 1536] [--d-out 8960] [--out FILE.json]
 
-Each is the fastest of a few runs over weights that do not fit into the processor's cache together: the product, and the
-gradient of its states. The ratio says how many times as fast oneDNN is. It should be above 1 up to `ROWS` rows of a
-product and `ROWS_BACK` of a gradient (`ffedit.model.products`), or the choice there is wrong for this processor. Run it
-on an idle machine.
+Each time is that of the fastest of a few runs over weights that do not fit into the processor's cache together, for the
+product and for the gradient of its states. The ratio says how many times as fast oneDNN is. If it is not above 1 up to
+`ROWS` rows of a product and `ROWS_BACK` of a gradient (`ffedit.model.products`), the choice there is wrong for this
+processor. Run it on an idle machine.
 """
 
 import itertools
@@ -37,20 +37,20 @@ def main(d_in: int, d_out: int, out: Path | None) -> None:
         "product": (d_in, linear, product),
         "gradient": (d_out, lambda rows, weight: rows @ weight, lambda rows, weight: product(rows, weight.T)),
     }
-    found = []
+    times = []
     for count, (name, (width, mkl, onednn)) in itertools.product(ROWS, ways.items()):
         rows = torch.randn(count, width)
         slow, fast = (
             least_seconds(lambda call=call, rows=rows: [call(rows, weight) for weight in weights]) / WEIGHTS
             for call in (mkl, onednn)
         )
-        found.append({"rows": count, "of": name, "mkl": slow, "onednn": fast, "ratio": slow / fast})
+        times.append({"rows": count, "of": name, "mkl": slow, "onednn": fast, "ratio": slow / fast})
         speeds = " and ".join(f"{2 * count * d_in * d_out / seconds / 1e9:.0f}" for seconds in (slow, fast))
         milliseconds = f"{1e3 * slow:.2f} and {1e3 * fast:.2f} ms"
         print(f"{count:4} rows, {name}: {milliseconds}, {speeds} GFLOP/s, {slow / fast:.2f} times as fast", flush=True)
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(json.dumps({"d_in": d_in, "d_out": d_out, "products": found}, indent=1) + "\n", encoding="utf-8")
+        out.write_text(json.dumps({"d_in": d_in, "d_out": d_out, "products": times}, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,14 +1,13 @@
-"""Causal tracing as published, for comparison: one pass of the whole model per token and layer.
+"""Trace as published, for comparison: one pass of the whole model for each token and layer.
 
 The procedure of ROME (Meng et al. 2022, arXiv 2202.05262, section 2.1, and the notebook published with it). Every pass
 holds one clean row and `samples` corrupted ones, all with the same prompt. A hook on the embeddings adds the noise to
-the corrupted rows; a hook on what is restored copies the clean row's output at one token into all others. The whole
+the corrupted rows; a hook on the restored module copies the clean row's output at one token into all others. The whole
 model runs on all tokens and unembeds all of them.
 
-It is the oracle that effects are compared with and the opponent that speed is measured against. So it does nothing
-beyond what was published, neither waste (no cache is built, no graph, nothing is copied that the hooks do not need) nor
-cleverness. One thing is more general than the publication: an answer may have several tokens; with one token, this is
-the published loop.
+Effects and speed are compared with it. So it does only what was published, without waste (no cache or graph is built,
+and only the hooks copy) and without improvements. One thing is more general than the publication: an answer may have
+several tokens; with one token, this is the published loop.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ Change: TypeAlias = Callable[[Tensor], object]
 
 @dataclass(frozen=True, eq=False)
 class Traced:
-    """What the reference gives.
+    """The result of the reference.
 
     Attributes:
         effects: indirect effects, mean over samples, [layers, tokens of the prompt], probability; NaN where not asked.
@@ -49,13 +48,13 @@ class Traced:
 
 
 def window_around(layer: int, window: int, depth: int) -> range:
-    """Layers max(0, l − w//2) up to min(L, l + ceil(w/2)) − 1 (arXiv 2202.05262, section 2.1)."""
+    """Return layers max(0, l − w//2) up to min(L, l + ceil(w/2)) − 1 (arXiv 2202.05262, section 2.1)."""
     return range(max(0, layer - window // 2), min(depth, layer + (window + 1) // 2))
 
 
 @torch.no_grad()
 def noise_level(editable: Editable, scale: float = 3.0) -> float:
-    """`scale` times the standard deviation of all entries of the embedding module's output, over the vocabulary."""
+    """Return `scale` times the standard deviation of all entries of the embedding's output, over the vocabulary."""
     size = int(editable.model.config.get_text_config().vocab_size)
     return scale * float(editable.embedding(torch.arange(size, device=editable.device)).float().std())
 
@@ -78,21 +77,21 @@ def trace(
 
     Args:
         editable: the model and its parts.
-        ids: the tokens of the prompt and, behind it, the answer.
+        ids: the tokens of the prompt and then of the answer.
         subject: first token of the subject and the one after its last.
         answer: index of the answer's first token in `ids`.
-        kind: what is restored: the output of a block ("state"), of the value matrix ("feed_forward"), or of the
+        kind: which outputs are restored: of a block ("state"), of the value matrix ("feed_forward"), or of the
             attention's output projection ("attention").
         sigma: standard deviation of the noise, in the units of the embedding; drawn once, shared by all restorations.
-        window: layers restored together; of no meaning for states.
+        window: number of layers restored together; ignored for states.
         samples: corrupted rows.
-        seed: of the noise.
-        pairs: which (layer, token) to restore; default all of the prompt.
+        seed: seed of the noise.
+        pairs: the (layer, token) pairs to restore; by default all of the prompt.
     """
     depth, rows = len(editable.layers), samples + 1
     start, end = subject
     width = int(editable.memories[0].value.shape[0])
-    given = torch.tensor([list(ids[:-1])] * rows, device=editable.device)
+    inputs = torch.tensor([list(ids[:-1])] * rows, device=editable.device)
     answers = torch.tensor(list(ids[answer:]), device=editable.device).expand(rows, -1)[..., None]
     generator = torch.Generator().manual_seed(seed)
     noise = (sigma * torch.randn(samples, end - start, width, generator=generator)).to(editable.device)
@@ -101,11 +100,11 @@ def trace(
         embedded[1:, start:end] += noise
 
     def run(changes: Iterable[tuple[nn.Module, Change]]) -> Tensor:
-        """Probability of the answer in each row, [rows]; each change alters a module's output in place."""
+        """Return the probability of the answer in each row, [rows]; each change alters a module's output in place."""
         with ExitStack() as stack:
             for module, change in [(editable.embedding, corrupt), *changes]:
                 stack.callback(module.register_forward_hook(_altering(change, rows)).remove)
-            logits: Tensor = editable.model(input_ids=given, use_cache=False).logits
+            logits: Tensor = editable.model(input_ids=inputs, use_cache=False).logits
         log_probs = logits[:, answer - 1 :].float().log_softmax(-1)
         return log_probs.gather(-1, answers)[..., 0].sum(-1).double().exp()
 
@@ -113,25 +112,25 @@ def trace(
     without = run(())
     corrupted = float(without[1:].mean())
     effects = np.full((depth, answer), np.nan)
-    some = [(layer, token) for token in range(answer) for layer in range(depth)] if pairs is None else list(pairs)
-    for layer, token in some:
+    restored = [(layer, token) for token in range(answer) for layer in range(depth)] if pairs is None else list(pairs)
+    for layer, token in restored:
         inside = [layer] if kind == "state" else window_around(layer, window, depth)
         changes = [(restorable[i], _restoring(token)) for i in inside]
         effects[layer, token] = float(run(changes)[1:].mean()) - corrupted
-    return Traced(effects, float(without[0]), corrupted, 1 + len(some))
+    return Traced(effects, float(without[0]), corrupted, 1 + len(restored))
 
 
 def products(editable: Editable, text: Encoded, kind: Kind, window: int, samples: int) -> tuple[int, int]:
-    """Multiply-accumulates of the reference and of exact tracing, for one fact.
+    """Return the multiply-accumulates of the reference and of exact tracing, for one fact.
 
     A token costs the entries of a layer's matrices in each layer and the unembedding's entries once for its logits; the
     products of queries with keys and of their weights with values are neglected (below 1 % at these lengths).
 
     The reference: every (layer, token of the prompt) and the corrupted run, with all rows, tokens, layers and logits.
     Exact tracing: one pass of all rows, recorded, with logits for the answer only; then for each restoration the
-    corrupted rows from its token on, from the first layer that it changes on: for states the one above, else the
-    window's first. Nothing left of the subject, where nothing changes; and nothing where no attention follows that
-    reads the token, unless the answer is read there.
+    corrupted rows from its token on, from the first layer that it changes: for states the one above, else the window's
+    first. Nothing is run left of the subject, where nothing changes, or where no later attention reads the token and
+    the answer is not read there.
     """
     assert text.subject is not None
     layers, vocabulary = measuring.matrix_entries(editable)
@@ -149,7 +148,7 @@ def products(editable: Editable, text: Encoded, kind: Kind, window: int, samples
 
 
 def _modules(editable: Editable, kind: Kind) -> list[nn.Module]:
-    """The modules whose output is meant by `kind`, by layer."""
+    """Return the modules whose outputs `kind` names, by layer."""
     if kind == "state":
         return editable.layers
     if kind == "attention":
@@ -158,7 +157,7 @@ def _modules(editable: Editable, kind: Kind) -> list[nn.Module]:
 
 
 def _altering(change: Change, rows: int) -> Callable[[nn.Module, Any, Any], None]:
-    """A forward hook that shows `change` a module's output as [rows, tokens, d_model], whatever it returned."""
+    """Return a forward hook that gives `change` a module's output, whatever its form, as [rows, tokens, d_model]."""
 
     def hook(_: nn.Module, __: Any, output: Any) -> None:
         tensor = tensor_of(output)
@@ -168,7 +167,7 @@ def _altering(change: Change, rows: int) -> Callable[[nn.Module, Any, Any], None
 
 
 def _restoring(token: int) -> Change:
-    """Copy the clean row's output at `token` into the corrupted rows."""
+    """Return a change that copies the clean row's output at `token` into the corrupted rows."""
 
     def change(output: Tensor) -> None:
         output[1:, token] = output[0, token]

@@ -1,20 +1,20 @@
-"""Seconds per fact against the number of facts, beside the least that arithmetic allows on this machine.
+"""Measure seconds per fact against the number of facts, beside the least that arithmetic allows on this machine.
 
     python evaluations/benchmarks/scaling.py [--model smollm2|gpt2] [--counts 1,10,100] [--out FILE.json]
         [--plot FILE.png]
 
-Three stages of an edit at the default numbers: keys (k* of every fact in every context), values (δ by as many steps as
-each takes), and scoring (every prompt of `ffedit.evaluate`, and free generation). `smollm2` takes the facts of
+Three stages of an edit with the default settings: keys (k* of every fact in every context), values (δ, in as many
+steps as each takes), and scoring (every prompt of `ffedit.evaluate`, and free generation). `smollm2` takes the facts of
 `evaluations/data/smollm2-thousand.json` at layer 8; `gpt2` is GPT-2 124M in shape with random weights, and random facts
-of the same lengths at layer 4, whose values take eight steps each, since a random model may reach nothing.
+of the same lengths at layer 4, whose values take eight steps each, since a random model may not reach the object.
 
     seconds    of the stage, per fact
     needed     multiply-accumulates of matrix products that the stage needs, per fact (`Needed`)
     ceiling    needed / the speed of a float32 product [4096, 1024] × [1024, 1024] before and after
-    share      ceiling / seconds; under a load of other processes it says nothing
-    plain      seconds of the procedure that the known tools follow, as a plain loop over the first facts in the same
-               run (`--plain`): the texts of a fact, or a single one for scoring, in whole passes of the whole model;
-               its scoring asks for less: the metrics of CounterFact, and no continuations beyond the objects' tokens
+    share      ceiling / seconds; meaningless while other processes load the machine
+    plain      seconds of the procedure of the known tools, as a plain loop over the first facts in the same run
+               (`--plain`): whole passes of the whole model over all texts of a fact, or over single texts for scoring;
+               it scores less: the metrics of CounterFact, and no continuations beyond the objects' tokens
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ STAGES = ("keys", "values", "scoring")
 
 @dataclass(frozen=True)
 class Needed:
-    """Multiply-accumulates with the matrices of a model that its stages need at least.
+    """Least multiply-accumulates with the matrices of a model that its stages need.
 
     A token costs the entries of a layer's matrices in each layer that it passes, and a prediction those of the
-    unembedding; a way back, with gradients of states and none of weights, costs as much as the way there. Products of
-    queries with keys and of their weights with values are neglected.
+    unembedding; a backward pass, with gradients of states and none of weights, costs as much as the forward pass.
+    Products of queries with keys and of their weights with values are neglected.
     """
 
     editable: ffedit.Editable
@@ -72,15 +72,15 @@ class Needed:
         object.__setattr__(self, "costs", (through, above, ends, vocabulary, sum(layers)))
 
     def keys(self, prompt_sets: Sequence[PromptSet]) -> int:
-        """Run each distinct beginning of a text once, up to its subject, through the layers up to the edited one."""
+        """Count each distinct beginning of a text once, up to its subject, through the layers up to the edited one."""
         texts = [text for prompt_set in prompt_sets for text in prompt_set.texts]
         return len({text.ids[:end] for text in texts for end in range(1, text.site + 2)}) * self.costs[0]
 
     def values(self, prompt_sets: Sequence[PromptSet], values: Sequence[Value]) -> int:
-        """Run each distinct beginning once; in each step the layers above, from the subject on, there and back.
+        """Count each distinct beginning once; in each step the layers above, from the subject on, forward and back.
 
         The last feed-forward layer and the unembedding are needed only where a prediction is read. After the last step
-        there is one more way there, for what it reached.
+        there is one more forward pass, to measure it.
         """
         _, above, last, vocabulary, whole = self.costs
         needed, beginnings = 0, set()
@@ -95,9 +95,9 @@ class Needed:
         return needed + len(beginnings) * whole
 
     def scoring(self, evaluation: Evaluation, generated: int) -> int:
-        """Run each distinct beginning of a text once, and read the prediction wherever an answer's token follows.
+        """Count each distinct beginning of a text once, and a prediction wherever an answer's token follows.
 
-        Each of the `generated` tokens, beyond those that the answers' predictions tell, is run and predicted, too.
+        Each of the `generated` tokens, which the answers' predictions do not give, is run and predicted, too.
         """
         *_, vocabulary, whole = self.costs
         texts = {text for questions in evaluation._questions.values() for text in questions.texts}
@@ -107,7 +107,7 @@ class Needed:
 
 
 def random_facts(count: int) -> list[Fact]:
-    """Facts of random words, as long as those of SmolLM2 on average: four tokens of subject, ten of a prompt."""
+    """Return facts of random words, as long as SmolLM2's on average: four tokens of subject, ten of a prompt."""
     generator = torch.Generator().manual_seed(SEED)
 
     def words(many: int) -> str:
@@ -128,7 +128,7 @@ def random_facts(count: int) -> list[Fact]:
 
 @contextmanager
 def counted_generation() -> Iterator[list[int]]:
-    """Count the tokens of each prompt that goes on: those beyond what the scored answers tell."""
+    """Count for each prompt the generated tokens that the scored answers do not already predict."""
     counts: list[int] = []
     begin = Generations._begin
 
@@ -157,14 +157,14 @@ def stages(editable: ffedit.Editable, facts: Sequence[Fact], layer: int, config:
         needed.scoring(evaluation, sum(generated)),
     )
     return {
-        name: {"seconds": each / len(facts), "needed": count / len(facts)}
-        for name, each, count in zip(STAGES, seconds, products, strict=True)
+        name: {"seconds": passed / len(facts), "needed": count / len(facts)}
+        for name, passed, count in zip(STAGES, seconds, products, strict=True)
     }
 
 
 @torch.no_grad()
 def plain_key(editable: ffedit.Editable, layer: int, prompt_set: PromptSet) -> torch.Tensor:
-    """k* of one subject: its texts in one batch through the whole model."""
+    """Return k* of one subject: its texts run in one batch through the whole model."""
     texts = prompt_set.prompts
     with capture({0: editable.memories[layer].module}, inputs=True) as entering:
         editable.model(input_ids=pad([text.ids for text in texts]), use_cache=False)
@@ -172,21 +172,21 @@ def plain_key(editable: ffedit.Editable, layer: int, prompt_set: PromptSet) -> t
 
 
 def plain(editable: ffedit.Editable, facts: Sequence[Fact], layer: int, config: EditConfig) -> dict[str, float]:
-    """Seconds a fact of the plain loops, after a warm-up with the first fact's key."""
+    """Return the seconds per fact of the plain loops, after a warm-up with the first fact's key."""
     prompt_sets = build_prompts(editable, by_subject(facts), config)
     plain_key(editable, layer, prompt_sets[0])
     loops: dict[str, Callable[[], Any]] = {
-        "keys": lambda: [plain_key(editable, layer, one) for one in prompt_sets],
-        "values": lambda: [theirs(editable, one, config.value, layer) for one in prompt_sets],
+        "keys": lambda: [plain_key(editable, layer, texts) for texts in prompt_sets],
+        "values": lambda: [theirs(editable, texts, config.value, layer) for texts in prompt_sets],
         "scoring": lambda: [PlainScores(editable.model, editable.tokenizer, [fact]).all() for fact in facts],
     }
     return {name: measuring.timed(loop)[0] / len(facts) for name, loop in loops.items()}
 
 
 def measure(
-    model: str, counts: Sequence[int], of_plain: int, progress: Callable[[dict[str, Any]], None]
+    model: str, counts: Sequence[int], plain_count: int, progress: Callable[[dict[str, Any]], None]
 ) -> list[dict[str, Any]]:
-    """Measure each number of facts, after a warm-up with two, and the plain loops on the first `of_plain`."""
+    """Measure each number of facts, after a warm-up with two, and the plain loops on the first `plain_count`."""
     config = EditConfig()
     if model == "gpt2":
         editable, facts = measuring.random_gpt2(GPT2Config(), WORDS, SEED), random_facts(max(counts))
@@ -196,7 +196,7 @@ def measure(
         facts = [fact for fact in ffedit.read_facts(DATA) if fact.previous][: max(counts)]
     layer = LAYERS[model]
     stages(editable, facts[:2], layer, config)
-    loops = plain(editable, facts[:of_plain], layer, config) if of_plain else {}
+    loops = plain(editable, facts[:plain_count], layer, config) if plain_count else {}
     rows = []
     for count in counts:
         before = measuring.matmul_speed()
@@ -212,7 +212,7 @@ def measure(
 
 
 def show(row: dict[str, Any]) -> None:
-    """One number of facts in lines."""
+    """Print the lines of one number of facts."""
     print(f"{row['facts']} facts, large products at {2e-9 * row['matmul_per_second']:.0f} GFLOP/s")
     for name in STAGES:
         stage = row[name]
@@ -225,7 +225,7 @@ def show(row: dict[str, Any]) -> None:
 
 
 def draw(rows: Sequence[dict[str, Any]], path: Path, title: str) -> None:
-    """Seconds and ceiling of each stage against the number of facts."""
+    """Draw seconds and ceiling of each stage against the number of facts."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -251,15 +251,15 @@ def draw(rows: Sequence[dict[str, Any]], path: Path, title: str) -> None:
 @click.command(help=__doc__)
 @click.option("--model", type=click.Choice(list(LAYERS)), default="smollm2", show_default=True)
 @click.option("--counts", default="1,10,100", show_default=True, help="Numbers of facts; 1000 takes half an hour.")
-@click.option("--plain", "of_plain", type=click.IntRange(min=0), default=3, show_default=True, help="Facts; 0: none.")
+@click.option("--plain", "plain_count", type=click.IntRange(min=0), default=3, show_default=True, help="Facts, or 0.")
 @click.option("--out", type=click.Path(path_type=Path), help="Results as JSON.")
 @click.option("--plot", type=click.Path(path_type=Path), help="The curve.")
 @click.option("--threads", type=click.IntRange(min=1), default=torch.get_num_threads, help="Default: torch's own.")
-def main(model: str, counts: str, of_plain: int, out: Path | None, plot: Path | None, threads: int) -> None:
+def main(model: str, counts: str, plain_count: int, out: Path | None, plot: Path | None, threads: int) -> None:
     """Measure, show, and write."""
     load = measuring.load_before(threads)
     torch.set_num_threads(threads)
-    rows = measure(model, [int(count) for count in counts.split(",")], of_plain, show)
+    rows = measure(model, [int(count) for count in counts.split(",")], plain_count, show)
     report = {"model": model, "layer": LAYERS[model], "rows": rows, "seed": SEED, **measuring.machine(threads, load)}
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)

@@ -1,12 +1,12 @@
-"""How fast facts are scored, against the plain loop of `reference_scores`, in one run.
+"""Time the scoring of facts against the plain loop of `reference_scores`, in one run.
 
     python evaluations/benchmarks/scoring.py [--out FILE.json] [--threads N] [--records N] [--gpt2 N] [--parts N]
 
-Two settings, float32: records of `evaluations/data/atlas-counterfact.json` on Atlas, and on GPT-2 124M in shape with
-random weights records of as many prompts (one, 2 paraphrases, 10 neighbors, 2 of the same subject), of 8 to 14
-tokens, with objects of one or two tokens. Every prompt of every kind is scored before and after a change of one value
-matrix: both objects' likelihoods, teacher-forced tokens, free generation, divergence on neighbors. The preparation of
-the questions is in the seconds of both sides. Both sides take turns on the same records, a part of them at a time,
+Two settings, float32: records of `evaluations/data/atlas-counterfact.json` on Atlas; and on GPT-2 124M in shape, with
+random weights, records with as many prompts (one, 2 paraphrases, 10 neighbors, 2 of the same subject) of 8 to 14
+tokens, and objects of one or two tokens. Every prompt of every kind is scored before and after a change of one value
+matrix: both objects' likelihoods, teacher-forced tokens, free generation, divergence on neighbors. The seconds of
+both sides include preparing the questions. Both sides take turns on the same records, a part of them at a time,
 after a warm-up; the side that begins changes from part to part.
 
     ratio      seconds of the plain loop / of ffedit, over all records; and part by part: median, smallest, largest
@@ -38,7 +38,7 @@ PARTS = 5
 
 @contextmanager
 def changed(editable: ffedit.Editable) -> Iterator[None]:
-    """The model with another value matrix in a middle layer: random, and of a tenth of the old one's norm."""
+    """In the block, the value matrix of a middle layer is changed at random, by a tenth of its norm."""
     value = editable.memories[len(editable.layers) // 2].value
     kept = value.clone()
     noise = torch.randn(value.shape, generator=torch.Generator().manual_seed(SEED))
@@ -50,15 +50,15 @@ def changed(editable: ffedit.Editable) -> Iterator[None]:
 
 
 def ours(editable: ffedit.Editable, facts: Sequence[ffedit.Fact]) -> list[list[dict[str, Any]]]:
-    """Before and after, fact by fact."""
+    """Return the scores before and after the change, fact by fact."""
     evaluation = Evaluation(editable, facts)
     with changed(editable):
         after = evaluation.scores()
-    return [[one.scores.to_dict() for one in side] for side in (evaluation.before, after)]
+    return [[fact.scores.to_dict() for fact in side] for side in (evaluation.before, after)]
 
 
 def theirs(editable: ffedit.Editable, facts: Sequence[ffedit.Fact]) -> list[list[dict[str, Any]]]:
-    """The same by the plain loop."""
+    """Return the same by the plain loop."""
     plain = PlainScores(editable.model, editable.tokenizer, facts)
     before = plain.all()
     with changed(editable):
@@ -66,7 +66,7 @@ def theirs(editable: ffedit.Editable, facts: Sequence[ffedit.Fact]) -> list[list
 
 
 def made(count: int) -> list[ffedit.Fact]:
-    """Records in the shape of CounterFact's, of words that `measuring.random_gpt2` knows."""
+    """Return records in CounterFact's form, of words that `measuring.random_gpt2` knows."""
     draw = Random(SEED)
 
     def words(least: int, most: int) -> str:
@@ -90,24 +90,24 @@ def made(count: int) -> list[ffedit.Fact]:
 
 
 def difference(ours: Sequence[Any], theirs: Sequence[Any]) -> float:
-    """Largest difference of a score that the plain loop gives; infinite where one is missing on one side."""
+    """Return the largest difference of a score of the plain loop; infinite if one side lacks a score."""
     most = 0.0
-    for one, other in zip((f for side in ours for f in side), (f for side in theirs for f in side), strict=True):
-        for name, value in other.items():
-            if (value is None) != (one[name] is None):
+    for mine, plain in zip((f for side in ours for f in side), (f for side in theirs for f in side), strict=True):
+        for name, value in plain.items():
+            if (value is None) != (mine[name] is None):
                 return float("inf")
-            most = max(most, abs(value - one[name]) if value is not None else 0.0)
+            most = max(most, abs(value - mine[name]) if value is not None else 0.0)
     return most
 
 
 def compare(name: str, editable: ffedit.Editable, facts: Sequence[ffedit.Fact], parts: int) -> dict[str, Any]:
     """Time both sides on the same records, part by part."""
-    some = [facts[i::parts] for i in range(parts)]
-    sides = {"reference": lambda n: theirs(editable, some[n]), "ffedit": lambda n: ours(editable, some[n])}
+    shares = [facts[i::parts] for i in range(parts)]
+    sides = {"reference": lambda n: theirs(editable, shares[n]), "ffedit": lambda n: ours(editable, shares[n])}
     theirs(editable, facts[:1])
     ours(editable, facts[:2])
-    seconds, given = measuring.rounds(sides, parts)
-    off = max(difference(a, b) for a, b in zip(given["ffedit"], given["reference"], strict=True))
+    seconds, results = measuring.rounds(sides, parts)
+    largest = max(difference(a, b) for a, b in zip(results["ffedit"], results["reference"], strict=True))
     totals = {side: sum(passed) for side, passed in seconds.items()}
     return {
         "name": name,
@@ -116,13 +116,13 @@ def compare(name: str, editable: ffedit.Editable, facts: Sequence[ffedit.Fact], 
         "seconds": totals,
         "ratio": totals["reference"] / totals["ffedit"],
         "by_part": measuring.spread(b / a for a, b in zip(seconds["ffedit"], seconds["reference"], strict=True)),
-        "difference": off,
-        "equal": off <= TOLERANCE,
+        "difference": largest,
+        "equal": largest <= TOLERANCE,
     }
 
 
 def show(row: dict[str, Any]) -> None:
-    """One setting in lines."""
+    """Print the lines of one setting."""
     print(f"{row['name']}: {row['records']} records, {row['prompts']} prompts, before and after")
     print(f"    seconds   ffedit {row['seconds']['ffedit']:.1f}, reference {row['seconds']['reference']:.1f}")
     print(f"    ratio     {row['ratio']:.1f}; by part {measuring.shown(row['by_part'], 1)}")

@@ -1,18 +1,18 @@
-"""What a large model costs in memory: random weights in bfloat16, on a CPU, in shards.
+"""Measure the memory that a large model takes: random weights in bfloat16, on a CPU, in shards.
 
     python evaluations/benchmarks/size.py --out evaluations/reports/size
     python evaluations/benchmarks/size.py --shape 7b --layers 8-9 --layer 8 --out evaluations/reports/size-7b
 
 The shape is GPT-2 XL's, of 1.56 billion weights, or Mistral 7B's, of 7.2 billion.
 
-Everything that `ffedit apply` does is done in one fresh process: load, trace (states, two samples, some layers),
-collect statistics, edit one fact, evaluate, export. Of each step the most memory that was resident at any moment is
-written down (VmHWM of Linux, mapped files included) and held against 1.25 times the weights and 1.5 GB. The process
-that verifies the export, which compares tensors only, is told apart. Weights are random, so that effects and scores
-mean nothing, and the steps of the optimisation, which repeat the same work, are few.
+One fresh process does all that `ffedit apply` does: load, trace (states, two samples, some layers), collect statistics,
+edit one fact, evaluate, export. The peak of resident memory in each step (VmHWM of Linux, mapped files included) is
+compared with 1.25 times the weights plus 1.5 GB. The process that verifies the export, by tensors only, is listed
+separately. Weights are random, so effects and scores mean nothing, and the steps of the optimisation, which repeat the
+same work, are few.
 
-The C library of Linux keeps freed blocks of less than 32 MB for later ones of their size, so that what generation left
-behind stays resident. The process is told to give back those of more than 1 MB (`MALLOC_MMAP_THRESHOLD_`).
+The C library of Linux keeps freed blocks of less than 32 MB for later ones of their size, so that blocks that
+generation freed stay resident. The process is set to return those of more than 1 MB (`MALLOC_MMAP_THRESHOLD_`).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from ffedit.cli.options import parse_layers
 FACT = ffedit.Fact("w12 w345", "w7 {} w8 w9 w10", "w501", "w502", paraphrases=("w20 w21 {} w22",))
 CONFIG = ffedit.EditConfig(value=ffedit.ValueConfig(steps=5))
 FACTOR, BESIDE = 1.25, 1.5e9
-# The largest: Mistral 7B's shape.
+# Mistral 7B's shape.
 LLAMA = LlamaConfig(
     hidden_size=4096, intermediate_size=14336, num_hidden_layers=32, num_attention_heads=32, num_key_value_heads=8,
     vocab_size=VOCABULARY, tie_word_embeddings=False, dtype="bfloat16", bos_token_id=0, eos_token_id=0,
@@ -50,7 +50,7 @@ MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(2**20)}
 
 
 def steps(folder: Path, traced: str, layer: int, tokens: int) -> Iterator[tuple[str, Callable[[], str]]]:
-    """What is done, in order: its name, and a function that does it and says what it was."""
+    """Yield the steps in order: a name, and a function that runs the step and describes it."""
     model: ffedit.Editable
     stats: dict[ffedit.Address, ffedit.KeyMoments]
     edit: ffedit.Edit
@@ -81,8 +81,8 @@ def steps(folder: Path, traced: str, layer: int, tokens: int) -> Iterator[tuple[
         return "one fact with a paraphrase, before and after; drift"
 
     def export() -> str:
-        done, most = measured(model, edit, folder.parent / "out")
-        return f"{done.checked.tensors} tensors; the process that verifies them: {most / 1e6:,.0f} MB"
+        exported, most = measured(model, edit, folder.parent / "out")
+        return f"{exported.checked.tensors} tensors; the process that verifies them: {most / 1e6:,.0f} MB"
 
     yield from {
         "load": load, "locate": locate, "statistics": collect, "edit": write, "evaluate": evaluate, "export": export,
@@ -90,7 +90,7 @@ def steps(folder: Path, traced: str, layer: int, tokens: int) -> Iterator[tuple[
 
 
 def child(folder: Path, traced: str, layer: int, tokens: int) -> None:
-    """Do everything in this process, and print a line of JSON for each step."""
+    """Run all steps in this process, and print a line of JSON for each."""
     print(json.dumps({"step": "import", "what": "ffedit, torch, transformers", "seconds": 0.0, "peak": peak()}))
     for step, work in steps(folder, traced, layer, tokens):
         before = forget_peak()
@@ -101,7 +101,7 @@ def child(folder: Path, traced: str, layer: int, tokens: int) -> None:
 
 
 def table(report: dict[str, Any]) -> str:
-    """The report as Markdown."""
+    """Return the report as Markdown."""
     rows = ["| step | what | seconds | resident before, MB | at most, MB |", "|---|---|---:|---:|---:|"]
     for row in report["steps"]:
         before = f"{row['before'] / 1e6:,.0f}" if "before" in row else ""
@@ -120,29 +120,29 @@ def table(report: dict[str, Any]) -> str:
 @click.option("--layers", "traced", default="12-23", show_default=True, help="Layers to trace, N or A-B.")
 @click.option("--layer", default=17, show_default=True, type=click.IntRange(0), help="Layer to edit.")
 @click.option("--tokens", default=2048, show_default=True, type=click.IntRange(2), help="For the key statistics.")
-@click.option("--base", type=click.Path(path_type=Path), help="Folder of the checkpoint, if it is there already.")
+@click.option("--base", type=click.Path(path_type=Path), help="Folder of the checkpoint, made if it does not exist.")
 @click.option("--in-this-process", is_flag=True, hidden=True)
 def main(
     out: Path | None, shape: str, traced: str, layer: int, tokens: int, base: Path | None, in_this_process: bool
 ) -> None:
-    """Measure every step; exits with 1 where the bound is broken."""
+    """Measure every step; exits with 1 if the bound is broken."""
     if in_this_process:
         assert base is not None
         return child(base, traced, layer, tokens)
     load, threads = load_before(torch.get_num_threads()), torch.get_num_threads()
     report: dict[str, Any] = {"shape": shape, "layers": traced, "layer": layer, "tokens": tokens, "steps": []}
-    with tempfile.TemporaryDirectory() as place:
-        folder = base or Path(place) / "base"
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = base or Path(temporary) / "base"
         if not folder.exists():
             folder.mkdir()
             write_base(folder, *SHAPES[shape])
             write_tokenizer(folder)
         report["weights"] = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
         report["bound"] = FACTOR * report["weights"] + BESIDE
-        words = [sys.executable, __file__, "--in-this-process", "--base", folder, "--layers", traced]
-        words += ["--layer", layer, "--tokens", tokens]
-        environment = {**os.environ, "FFEDIT_CACHE": f"{place}/cache", "OMP_NUM_THREADS": str(threads), **MALLOC}
-        with subprocess.Popen([*map(str, words)], stdout=subprocess.PIPE, text=True, env=environment) as process:
+        command_line = [sys.executable, __file__, "--in-this-process", "--base", folder, "--layers", traced]
+        command_line += ["--layer", layer, "--tokens", tokens]
+        environment = {**os.environ, "FFEDIT_CACHE": f"{temporary}/cache", "OMP_NUM_THREADS": str(threads), **MALLOC}
+        with subprocess.Popen([*map(str, command_line)], stdout=subprocess.PIPE, text=True, env=environment) as process:
             assert process.stdout is not None
             for line in process.stdout:
                 report["steps"].append(row := json.loads(line))
@@ -163,7 +163,7 @@ def main(
 
 
 def write_tokenizer(folder: Path) -> None:
-    """A tokenizer with one word for each id of the model."""
+    """Write a tokenizer with one word for each id of the model."""
     backend = Tokenizer(models.WordLevel({f"w{i}": i for i in range(VOCABULARY)}, unk_token="w0"))
     backend.pre_tokenizer = pre_tokenizers.Whitespace()
     PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="w0", eos_token="w0").save_pretrained(folder)

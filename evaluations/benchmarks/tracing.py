@@ -1,4 +1,4 @@
-"""How fast causal tracing is, against the published loop, against arithmetic, and against the machine.
+"""Time causal tracing against the published loop, against arithmetic, and against the machine.
 
     python evaluations/benchmarks/tracing.py [--out FILE.json] [--rounds N] [--threads N] [--plot FILE.png]
     [--quick | --full]
@@ -9,15 +9,15 @@ threads and precision (float32), after a warm-up. For each setting:
     ratio      seconds of the reference / seconds of ffedit; median over the rounds, with the smallest and largest
     ceiling    multiply-accumulates of the reference / those that exact tracing needs (`reference.products`)
     reached    ratio / ceiling
-    matmul     share of the measured speed of a float32 matrix product that ffedit's needed products come to
+    matmul     speed of ffedit's needed products, as a share of the measured speed of a float32 matrix product
     memory     peak resident memory above that of the loaded model, each in a fresh process; and of the whole processes
     equal      largest absolute difference of the effects, and the same as a share of the largest effect
 
 All passes of the reference are alike: one pass of the whole model. Unless `--full`, it restores only some pairs of
 layer and token, drawn once by seed, and its seconds are scaled by the number of passes; equality is judged on those
-pairs. ffedit also spares the last feed-forward layer where nothing reads it, which the needed products count, so that
-more than the ceiling can be reached. What it does besides (σ of the noise in every call; with windows, each layer alone
-at the subject's last token) is in its seconds and not in the reference's, and not in the needed products.
+pairs. ffedit also skips the last feed-forward layer where nothing reads it, although the needed products count it, so
+that it can exceed the ceiling. Its further work (σ of the noise in every call; with windows, each layer alone at the
+subject's last token) is in its seconds, but neither in the reference's nor in the needed products.
 """
 
 from __future__ import annotations
@@ -43,22 +43,22 @@ from ffedit.model.tokenization import Encoded, encode
 
 DATA = Path(__file__).parents[1] / "data" / "atlas-counterfact.json"
 SAMPLES, SEED, FIRST, LAST = 10, 0, 3, 6
-# Effects agree when they differ by less than this, and by less than this share of the largest: a random model gives its
-# answer so little probability that the first alone would let anything pass.
+# Effects agree if they differ by less than TOLERANCE, and by less than RELATIVE of the largest one: a random model
+# gives its answer so little probability that anything would pass TOLERANCE alone.
 TOLERANCE, RELATIVE = 1e-5, 1e-2
-# Restorations of the reference for each fact, unless all: so many pairs of layer and token.
+# Pairs of layer and token that the reference restores for each fact (GPT-2, Atlas), by `quick`; --full restores all.
 PAIRS = {False: (36, 6), True: (7, 2)}
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What is traced.
+    """A model and a kind of trace.
 
     Attributes:
-        name: short.
-        title: in words.
+        name: one letter.
+        title: description.
         model: "gpt2", with random weights, or "atlas".
-        kind: what is restored.
+        kind: kind of the restored outputs.
     """
 
     name: str
@@ -67,14 +67,14 @@ class Setting:
     kind: reference.Kind
 
     def load(self, quick: bool) -> tuple[ffedit.Editable, list[ffedit.Fact]]:
-        """The model and the facts."""
+        """Return the model and the facts."""
         if self.model == "gpt2":
             return random_gpt2(GPT2Config(), 12)
         records = [r for r in json.loads(DATA.read_text(encoding="utf-8")) if r["split"] == "reporting"]
         return ffedit.load("atlas", device="cpu"), [parse_record(r) for r in records[: 20 if quick else 100]]
 
     def pairs(self, quick: bool, full: bool) -> int | None:
-        """Restorations of the reference for each fact; None for all."""
+        """Return the number of restorations of the reference for each fact; None for all."""
         return None if full else PAIRS[quick][self.model == "atlas"]
 
 
@@ -87,7 +87,7 @@ SETTINGS = (
 
 
 def random_gpt2(config: GPT2Config, length: int) -> tuple[ffedit.Editable, list[ffedit.Fact]]:
-    """A GPT-2 of random weights, and a prompt of `length` tokens, its subject at tokens 3 … 6, its answer one token."""
+    """Return a random GPT-2, and a prompt of `length` tokens, its subject at tokens 3 … 6, its answer one token."""
     words = [f"w{i}" for i in range(length + 1)]
     prompt = " ".join([*words[:FIRST], "{}", *words[LAST + 1 : length]])
     fact = ffedit.Fact(" ".join(words[FIRST : LAST + 1]), prompt, None, words[length])
@@ -95,7 +95,7 @@ def random_gpt2(config: GPT2Config, length: int) -> tuple[ffedit.Editable, list[
 
 
 def encoded(editable: ffedit.Editable, facts: Sequence[ffedit.Fact]) -> list[Encoded]:
-    """The facts' prompts with their previous objects, in tokens, as `ffedit.locate` has them."""
+    """Return the facts' prompts with their previous objects, encoded as in `ffedit.locate`."""
     return [encode(editable.tokenizer, f.text, f.previous or "", f.span, editable.max_tokens) for f in facts]
 
 
@@ -113,19 +113,19 @@ class Opponents:
         self.editable, self.facts, self.kind, self.samples = editable, list(facts), kind, samples
         self.texts = encoded(editable, facts)
         self.sigma = reference.noise_level(editable)
-        self.window = self.ours(1).traces[0].window  # ffedit's default; and both are warm
+        self.window = self.ours(1).traces[0].window  # ffedit's default; this call warms up
         rng = random.Random(SEED)
         every = [[(layer, i) for i in range(t.answer) for layer in range(len(editable.layers))] for t in self.texts]
-        self.pairs = [some if pairs is None else rng.sample(some, min(pairs, len(some))) for some in every]
-        self.scale = sum(len(some) + 1 for some in every) / sum(len(some) + 1 for some in self.pairs)
+        self.pairs = [choices if pairs is None else rng.sample(choices, min(pairs, len(choices))) for choices in every]
+        self.scale = sum(len(choices) + 1 for choices in every) / sum(len(run) + 1 for run in self.pairs)
         self.theirs(1)
 
     def ours(self, samples: int | None = None) -> ffedit.TraceSet:
-        """ffedit's traces, all facts as one list."""
+        """Return ffedit's traces, of all facts in one call."""
         return ffedit.locate_all(self.editable, self.facts, self.kind, samples=samples or self.samples, seed=SEED)
 
     def theirs(self, only: int | None = None) -> list[reference.Traced]:
-        """The reference's traces, fact by fact; with `only`, one restoration each of so many facts."""
+        """Return the reference's traces, fact by fact; with `only`, one restoration for each of so many facts."""
         return [
             reference.trace(
                 self.editable,
@@ -137,44 +137,44 @@ class Opponents:
                 window=self.window,
                 samples=self.samples,
                 seed=SEED,
-                pairs=some if only is None else some[:1],
+                pairs=pairs if only is None else pairs[:1],
             )
-            for text, some in zip(self.texts[:only], self.pairs, strict=False)
+            for text, pairs in zip(self.texts[:only], self.pairs, strict=False)
         ]
 
     def products(self) -> tuple[int, int]:
-        """Multiply-accumulates of the reference and those needed, over all facts."""
-        each = [reference.products(self.editable, text, self.kind, self.window, self.samples) for text in self.texts]
-        return sum(published for published, _ in each), sum(needed for _, needed in each)
+        """Return the multiply-accumulates of the reference and those needed, over all facts."""
+        counts = [reference.products(self.editable, text, self.kind, self.window, self.samples) for text in self.texts]
+        return sum(published for published, _ in counts), sum(needed for _, needed in counts)
 
     def rounds(self, count: int) -> tuple[list[float], list[float], dict[str, float]]:
-        """Seconds of ffedit and of the reference, scaled to all its passes, by round; how far their effects differ."""
+        """Return both sides' seconds by round, the reference's scaled to all its passes, and their differences."""
         sides = {"ffedit": lambda _: self.ours(), "reference": lambda _: self.theirs()}
-        seconds, given = measuring.rounds(sides, count)
+        seconds, results = measuring.rounds(sides, count)
         theirs = [passed * self.scale for passed in seconds["reference"]]
-        return seconds["ffedit"], theirs, _differences(given["ffedit"][-1].traces, given["reference"][-1])
+        return seconds["ffedit"], theirs, _differences(results["ffedit"][-1].traces, results["reference"][-1])
 
 
 def _differences(ours: Iterable[ffedit.Trace], theirs: Iterable[reference.Traced]) -> dict[str, float]:
-    """Largest difference of effects, of clean and of corrupted probabilities, and the largest effect."""
+    """Return the largest differences of effects and of clean or corrupted probabilities, and the largest effect."""
     differences, sizes, levels = [], [], []
-    for one, other in zip(ours, theirs, strict=True):
-        asked = ~np.isnan(other.effects)
-        differences.append(float(np.abs(one.effects - other.effects)[asked].max()))
-        sizes.append(float(np.abs(other.effects[asked]).max()))
-        levels += [abs(one.clean - other.clean), abs(one.corrupted - other.corrupted)]
+    for trace, plain in zip(ours, theirs, strict=True):
+        asked = ~np.isnan(plain.effects)
+        differences.append(float(np.abs(trace.effects - plain.effects)[asked].max()))
+        sizes.append(float(np.abs(plain.effects[asked]).max()))
+        levels += [abs(trace.clean - plain.clean), abs(trace.corrupted - plain.corrupted)]
     return {"difference": max(differences), "largest_effect": max(sizes), "level_difference": max(levels)}
 
 
 def peak_memory(side: str, setting: Setting, threads: int, quick: bool) -> tuple[int, int]:
-    """Bytes of this process with the model loaded, and at the peak of tracing with "ffedit" or the "reference".
+    """Return the bytes of this process with the model loaded, and its peak while "ffedit" or the "reference" traces.
 
-    The reference restores twice: every pass is alike, and so is its peak.
+    The reference restores only twice, because every pass has the same peak.
     """
     torch.set_num_threads(threads)
     editable, facts = setting.load(quick)
     texts = encoded(editable, facts)
-    # A pass of two tokens brings in what libraries load late.
+    # A pass of two tokens loads what libraries load late.
     reference.trace(editable, texts[0].ids[:2], (0, 1), 1, "state", sigma=1.0, samples=1, pairs=[(0, 0)])
     baseline = measuring.forget_peak()
     if side == "ffedit":
@@ -189,7 +189,7 @@ def peak_memory(side: str, setting: Setting, threads: int, quick: bool) -> tuple
 
 
 def compare(setting: Setting, rounds: int, quick: bool, full: bool) -> dict[str, Any]:
-    """Time one setting and hold it against the two limits."""
+    """Time one setting and compare it with the two limits."""
     editable, facts = setting.load(quick)
     opponents = Opponents(editable, facts, setting.kind, pairs=setting.pairs(quick, full))
     before = measuring.matmul_speed()
@@ -209,10 +209,10 @@ def compare(setting: Setting, rounds: int, quick: bool, full: bool) -> dict[str,
 
 
 def scaling(quick: bool) -> dict[str, list[dict[str, float]]]:
-    """Seconds of both against layers, tokens and samples, on random GPT-2 shapes of width 256, states."""
+    """Return both sides' seconds against layers, tokens and samples, for states in random GPT-2 shapes of width 256."""
     standard = {"layers": 6, "tokens": 12, "samples": SAMPLES}
     steps = {"layers": (2, 4, 8, 16), "tokens": (8, 16, 32, 64), "samples": (1, 4, 16, 64)}
-    found: dict[str, list[dict[str, float]]] = {}
+    curves: dict[str, list[dict[str, float]]] = {}
     for name, values in steps.items():
         for value in values[:3] if quick else values:
             now = {**standard, name: value}
@@ -222,12 +222,12 @@ def scaling(quick: bool) -> dict[str, list[dict[str, float]]]:
             ours, theirs, _ = opponents.rounds(1 if quick else 3)
             published, needed = opponents.products()
             point = {name: value, "ffedit": median(ours), "reference": median(theirs), "ceiling": published / needed}
-            found.setdefault(name, []).append(point)
-    return found
+            curves.setdefault(name, []).append(point)
+    return curves
 
 
 def show(row: dict[str, Any]) -> None:
-    """One setting in lines."""
+    """Print the lines of one setting."""
     scaled = "" if row["scaled_by"] == 1 else f", scaled ×{row['scaled_by']:.1f}"
     facts = "1 fact" if row["facts"] == 1 else f"{row['facts']} facts"
     print(f"({row['name']}) {row['title']}; {facts}, {row['samples']} samples, window {row['window']}")
@@ -245,10 +245,10 @@ def show(row: dict[str, Any]) -> None:
     )
 
 
-def draw(found: Mapping[str, Sequence[Mapping[str, float]]], path: Path) -> None:
+def draw(curves: Mapping[str, Sequence[Mapping[str, float]]], path: Path) -> None:
     """Draw seconds against sizes: one panel for each size, both axes logarithmic, one vertical scale.
 
-    `found` are by size the points; each holds the size's value under its name, "ffedit", "reference" and "ceiling".
+    `curves` has points by size; each has the size's value under its name, "ffedit", "reference" and "ceiling".
     """
     import matplotlib
 
@@ -256,16 +256,16 @@ def draw(found: Mapping[str, Sequence[Mapping[str, float]]], path: Path) -> None
     from matplotlib import pyplot
 
     shape: dict[str, Any] = {"figsize": (9.6, 3.0), "sharey": True, "squeeze": False, "layout": "constrained"}
-    figure, (panels,) = pyplot.subplots(1, len(found), **shape)
-    for panel, (name, points) in zip(panels, found.items(), strict=True):
-        where = [point[name] for point in points]
-        least = [point["reference"] / point["ceiling"] for point in points]
-        panel.plot(where, [p["reference"] for p in points], "s-", color="#d55e00", label="published loop")
-        panel.plot(where, [p["ffedit"] for p in points], "o-", color="#0072b2", label="ffedit")
-        panel.plot(where, least, ":", color="#000000", label="published loop / ceiling")
+    figure, (panels,) = pyplot.subplots(1, len(curves), **shape)
+    for panel, (name, points) in zip(panels, curves.items(), strict=True):
+        values = [point[name] for point in points]
+        floors = [point["reference"] / point["ceiling"] for point in points]
+        panel.plot(values, [p["reference"] for p in points], "s-", color="#d55e00", label="published loop")
+        panel.plot(values, [p["ffedit"] for p in points], "o-", color="#0072b2", label="ffedit")
+        panel.plot(values, floors, ":", color="#000000", label="published loop / ceiling")
         panel.set_xscale("log", base=2)
         panel.set_yscale("log")
-        panel.set_xticks(where, [f"{value:g}" for value in where])
+        panel.set_xticks(values, [f"{value:g}" for value in values])
         panel.set_xlabel({"tokens": "tokens of the prompt", "samples": "corrupted samples"}.get(name, name))
         panel.grid(alpha=0.3, which="major")
         panel.spines[["top", "right"]].set_visible(False)
@@ -299,7 +299,7 @@ def main(
     rounds = rounds or (1 if quick else 5)
     load = measuring.load_before(threads)
     settings = [s for s in SETTINGS if not only or s.name in only]
-    # Before anything is loaded here: both sides then find the machine as free as it will be.
+    # Before anything is loaded here, so that both sides find the machine equally free.
     peaks = {s.name: measuring.memory(peak_memory, s, threads, quick) for s in (settings[:1] if quick else settings)}
     torch.set_num_threads(threads)
     rows = []
@@ -309,13 +309,13 @@ def main(
             row["memory"] = peaks[setting.name]
         rows.append(row)
         show(row)
-    found = {}
+    curves = {}
     if plot:
-        found = scaling(quick)
-        draw(found, plot)
+        curves = scaling(quick)
+        draw(curves, plot)
     report = {
         "settings": rows,
-        "scaling": found,
+        "scaling": curves,
         "rounds": rounds,
         "quick": quick,
         "full": full,

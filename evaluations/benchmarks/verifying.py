@@ -1,6 +1,6 @@
-"""An export, and the most memory that the process verifying it holds where it compares tensors only.
+"""Export, and measure the most memory of the verifying process if it compares tensors only.
 
-That process loads no model, as where the model takes more than half of the free memory. On Linux `ru_maxrss` of a
+That process then loads no model, as if the model took more than half of the free memory. On Linux `ru_maxrss` of a
 process begins with that of the process that started it, so each process reads its own `VmHWM`.
 """
 
@@ -21,13 +21,13 @@ from ffedit.exporter.subprocess_check import run_module
 
 
 def peak() -> int:
-    """Most resident memory of this process so far, in bytes, on Linux."""
+    """Return the peak of this process's resident memory, in bytes, on Linux."""
     lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
 
 
-def measured(*what: Any) -> tuple[Exported, int]:
-    """Return what `ffedit.export` gives, and the most memory of the process that verified it, in bytes."""
+def measured(*arguments: Any) -> tuple[Exported, int]:
+    """Return the result of `ffedit.export`, and the peak memory of the process that verified it, in bytes."""
     peaks: list[int] = []
 
     def run(_: str, question: str, environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
@@ -36,7 +36,7 @@ def measured(*what: Any) -> tuple[Exported, int]:
         return process
 
     with patch.object(subprocess_check, "run_module", run):
-        return export(*what), peaks[-1]
+        return export(*arguments), peaks[-1]
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""Seconds and memory against the number of weights: three real models, measured, and one of 7 billion, computed.
+"""Plot seconds and memory against the number of weights: three measured models, and 7 billion weights, computed.
 
     python evaluations/benchmarks/weights.py [--plot FILE.png]
 
-Reads the reports of `seconds.py` (one for each model) and of `size.py --shape 7b`. What 7 billion weights need is
-computed from the largest model that was measured: its seconds times the ratio of the operations in docs/scale.md, and
-its memory by the formulas there. Beside it stands what `size.py` found with random weights, in one process. It collects
-statistics of 2,048 tokens that the model samples, and makes five steps of v*: its seconds are of somewhat other work.
+Reads the reports of `seconds.py` (one for each model) and of `size.py --shape 7b`. For 7 billion weights, seconds are
+those of the largest measured model times the ratio of the operations in docs/scale.md, and memory is by the formulas
+there. Beside it stands the trial of `size.py` with random weights, in one process. Its work differs somewhat: it
+collects statistics of 2,048 tokens that the model samples, and makes five steps of v*.
 """
 
 import json
@@ -21,7 +21,7 @@ LARGE = {
     "model": "7B, computed", "weights": 7_391_293_440, "bytes": 2 * 7_391_293_440, "layers": 32, "layer": 8,
     "d_model": 4096, "d_ff": 14336, "layer_weights": 218_112_000,
 }  # fmt: skip
-NAME_TOKENS = 10_000  # of 1,308 names, every third, of about 4 tokens, each behind as many of a mention
+NAME_TOKENS = 10_000  # 1,308 names, every third, of about 4 tokens, each after a mention of as many
 IMPORTS = 0.4e9  # bytes: Python, torch, transformers
 LINES = {
     "first apply": "first apply",
@@ -38,7 +38,7 @@ def statistics_operations(shape: dict[str, Any]) -> float:
 
 
 def value_operations(shape: dict[str, Any]) -> float:
-    """Return the operations of an edit, but for a factor: each step runs the layers above the edited one both ways."""
+    """Return the operations of an edit up to a factor: each step runs the layers above the edited one both ways."""
     return 4 * (shape["layers"] - shape["layer"]) * shape["layer_weights"]
 
 
@@ -64,7 +64,7 @@ def computed(largest: dict[str, Any]) -> dict[str, Any]:
 
 
 def tried(report: dict[str, Any]) -> dict[str, float]:
-    """Return what `size.py` found: seconds of what a first `apply` does, and the peak memory."""
+    """Return the figures of `size.py`: seconds of the steps of a first `apply`, and the peak memory."""
     steps = {row["step"]: row for row in report["steps"]}
     return {
         "first apply": sum(steps[name]["seconds"] for name in ("load", "statistics", "edit", "evaluate")),
@@ -72,34 +72,34 @@ def tried(report: dict[str, Any]) -> dict[str, float]:
     }
 
 
-def draw(rows: list[dict[str, Any]], found: dict[str, float], path: Path) -> None:
-    """Draw seconds and memory against weights; what is computed is hollow, and what was tried is a cross."""
+def draw(rows: list[dict[str, Any]], trial: dict[str, float], path: Path) -> None:
+    """Draw seconds and memory against weights; computed points are hollow, the trial is a cross."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(9.6, 3.4), layout="constrained")
-    where = [row["weights"] for row in rows]
+    counts = [row["weights"] for row in rows]
     sides = [(left, {name: [row[name]["seconds"] for row in rows] for name in LINES}, LINES)]
     peaks = {name: [row[name]["peak"] / 1e9 for row in rows] for name in ("first apply", "later apply")}
     weights = {"weights": [row["bytes"] / 1e9 for row in rows]}
     sides.append((right, peaks | weights, {name: name for name in (*peaks, *weights)}))
     for panel, lines, labels in sides:
         for (name, values), color in zip(lines.items(), ("#d55e00", "#0072b2", "#009e73", "#cc79a7"), strict=False):
-            panel.plot(where[:-1], values[:-1], "o-", color=color, label=labels[name])
-            panel.plot(where[-2:], values[-2:], "--", color=color)
-            panel.plot(where[-1:], values[-1:], "o", color=color, fillstyle="none")
+            panel.plot(counts[:-1], values[:-1], "o-", color=color, label=labels[name])
+            panel.plot(counts[-2:], values[-2:], "--", color=color)
+            panel.plot(counts[-1:], values[-1:], "o", color=color, fillstyle="none")
         panel.set_xscale("log")
         panel.set_yscale("log")
-        panel.set_xticks(where, [f"{n / 1e9:.1f}B" if n >= 1e9 else f"{n / 1e6:.0f}M" for n in where])
+        panel.set_xticks(counts, [f"{n / 1e9:.1f}B" if n >= 1e9 else f"{n / 1e6:.0f}M" for n in counts])
         panel.minorticks_off()
         panel.set_xlabel("weights (○ computed, × tried with random ones)")
         panel.grid(alpha=0.3, which="major")
         panel.spines[["top", "right"]].set_visible(False)
         panel.legend(frameon=False, fontsize="small")
-    left.plot(where[-1:], [found["first apply"]], "x", color="#d55e00")
-    right.plot(where[-1:], [found["peak"] / 1e9], "x", color="#d55e00")
+    left.plot(counts[-1:], [trial["first apply"]], "x", color="#d55e00")
+    right.plot(counts[-1:], [trial["peak"] / 1e9], "x", color="#d55e00")
     left.set_ylabel("seconds, two cores")
     right.set_ylabel("peak memory, GB")
     figure.savefig(path, dpi=150)
@@ -112,15 +112,15 @@ def main(plot: Path | None) -> None:
     """Print a table, and draw the curves."""
     measured = [json.loads((REPORTS / f"benchmarks/seconds-{name}.json").read_text("utf-8")) for name in MEASURED]
     rows = [*measured, computed(measured[-1])]
-    found = tried(json.loads((REPORTS / "size-7b.json").read_text("utf-8")))
+    trial = tried(json.loads((REPORTS / "size-7b.json").read_text("utf-8")))
     print(f"| model | {' | '.join(LINES.values())} | peak memory |\n|---{5 * '|---:'}|")
     for row in rows:
         seconds = [f"{row[name]['seconds']:,.1f}" for name in LINES]
         peak = max(row[name]["peak"] for name in ("first apply", "later apply")) / 1e9
         print(f"| {row['model'].removesuffix('.gguf')} | {' | '.join(seconds)} | {peak:.1f} GB |")
-    print(f"| 7B, tried | {found['first apply']:,.0f} | | | | {found['peak'] / 1e9:.1f} GB |")
+    print(f"| 7B, tried | {trial['first apply']:,.0f} | | | | {trial['peak'] / 1e9:.1f} GB |")
     if plot is not None:
-        draw(rows, found, plot)
+        draw(rows, trial, plot)
 
 
 if __name__ == "__main__":

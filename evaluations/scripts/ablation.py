@@ -1,17 +1,17 @@
-"""Each mechanism on trial, on three real models at once: left out of the defaults or added to them, one at a time.
+"""Run ablations on three real models: mechanisms are left out of the defaults, or added to them, one at a time.
 
     python evaluations/scripts/ablation.py run --models DIR --out OUT [--model NAME ...] [VARIANT ...]
     python evaluations/scripts/ablation.py table --out OUT [--into FILE.md]
 
 DIR/gguf/NAME.gguf are the models of `MODELS`; each has development facts of its own, split by subject. Facts are edited
 one by one, at the layer that ffedit takes, each undone before the next, and scored by what greedy generation says
-(`one_by_one.FOUR`) and by which object is likelier. Whether the text behind the object breaks is asked of chosen
-defaults (`compare.py`), not here, where it would double the time.
+(`one_by_one.FOUR`) and by which object is likelier. Whether the text after the object breaks is measured only
+for chosen defaults (`compare.py`), because it would double the time here.
 
-Each model and variant has a file of its own in OUT, so that several processes may run different ones; a second run goes
-on where the first stopped. The table gives each variant's scores and processor seconds on each model, paired
-differences from the default with intervals over subjects, and the least difference of the harmonic mean over the
-models: by that a variant is judged.
+Each model and variant has a file of its own in OUT, so that several processes may run different ones; a second run
+resumes. The table gives each variant's scores and processor seconds on each model, paired differences from the default
+with intervals over subjects, and the worst difference of the harmonic mean over the models, by which the variant is
+judged.
 """
 
 import json
@@ -38,10 +38,10 @@ from ffedit.layer_choice.published import auto_layer
 
 @dataclass(frozen=True)
 class Model:
-    """A real model, its development facts, and how it is computed with."""
+    """A real model, its development facts, and the precision of its computation."""
 
     facts: str  # a file of `evaluations/data`
-    limit: int  # development facts that are edited
+    limit: int  # number of development facts to edit
     dtype: str = "auto"
 
 
@@ -50,8 +50,8 @@ MODELS = {
     "gemma3-270m": Model("gemma-counterfact.json", 100),
     "qwen2.5-1.5b": Model("qwen-counterfact.json", 40, "bfloat16"),
 }
-# What is exchanged: dotted names of numbers, "method", "preset", "spread", the number of layers that share an edit,
-# "tokens", of the text of the key statistics, or "names": every so many-th name counts.
+# What a variant changes: dotted names of settings, "method", "preset", "spread" (the number of layers that share an
+# edit), "tokens" (of the text for key statistics), or "names": N if every N-th name counts.
 VARIANTS: dict[str, dict[str, Any]] = {
     "default": {},
     "- contexts": {"prompts.contexts": 0},
@@ -81,30 +81,30 @@ SHOWN = (*FOUR, "harmonic", "efficacy", "paraphrase", "specificity", "processor_
 
 
 def config_of(variant: Mapping[str, Any]) -> EditConfig:
-    """Return the numbers of a variant; FFEditError for one that is not there."""
+    """Return the settings of a variant; FFEditError if one of them does not exist."""
     config = preset(*variant.get("preset", ("default", "memit")))
     for name in sorted(variant.keys() - OTHER):
         config = set_number(config, name, variant[name])
     return config
 
 
-def place_of(out: Path, model: str, variant: str) -> Path:
-    """Return the file of the results of a variant on a model."""
+def path_of(out: Path, model: str, variant: str) -> Path:
+    """Return the path of the results of a variant on a model."""
     return out / model / f"{variant.replace('/', ' ')}.jsonl"
 
 
 @click.group(help=__doc__)
 def main() -> None:
-    """Run variants, and show what they gave."""
+    """Run variants, and show their scores."""
 
 
 @main.command()
 @click.argument("names", nargs=-1)
 @click.option("--models", type=click.Path(exists=True, path_type=Path), required=True, help="Folder of gguf/NAME.gguf.")
 @click.option("--model", "chosen", multiple=True, type=click.Choice(list(MODELS)), help="Only these.")
-@click.option("--limit", type=int, help="Fewer facts than the model's own number.")
-@click.option("--layer", type=int, help="Another than ffedit takes.")
-@click.option("--dtype", help="Another than the model's own: bfloat16 is slow on processors that do not know it.")
+@click.option("--limit", type=int, help="Number of facts, instead of the model's own.")
+@click.option("--layer", type=int, help="Layer to edit, instead of the one that ffedit takes.")
+@click.option("--dtype", help="Precision, instead of the model's own; some CPUs are slow in bfloat16.")
 @click.option("--add", "more", multiple=True, help='A further variant: NAME={"value.steps": 10}.')
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="Folder of the results.")
 def run(
@@ -117,8 +117,8 @@ def run(
     more: tuple[str, ...],
     out: Path,
 ) -> None:
-    """Run the variants NAMES on each model; none: all."""
-    added = {name: json.loads(said) for name, _, said in (one.partition("=") for one in more)}
+    """Run the variants NAMES on each model; without NAMES those of --add, or else all."""
+    added = {name: json.loads(text) for name, _, text in (option.partition("=") for option in more)}
     variants = {**VARIANTS, **added}
     if unknown := [name for name in names if name not in variants]:
         raise ffedit.FFEditError(f"there is no variant {unknown[0]!r}; there is {', '.join(variants)}")
@@ -126,19 +126,19 @@ def run(
         model = MODELS[name]
         editable = ffedit.load(models / "gguf" / f"{name}.gguf", dtype=dtype or model.dtype)
         facts = facts_in(DATA_FOLDER / model.facts, "development")
-        # Those first of whose subject other facts are asked.
+        # Facts whose subject has other facts to ask come first.
         facts = sorted(facts, key=lambda fact: not fact.same_subject)[: limit or model.limit]
-        at, examiner = auto_layer(editable).layer if layer is None else layer, Examiner(editable)
+        edited_layer, examiner = auto_layer(editable).layer if layer is None else layer, Examiner(editable)
         for variant in names or tuple(added) or tuple(variants):
             config = config_of(variants[variant])
-            layers = spread_below(at, variants[variant].get("spread", 1))
+            layers = spread_below(edited_layer, variants[variant].get("spread", 1))
             tokens = variants[variant].get("tokens")
             stats = ffedit.collect_stats(
                 editable, layers, corpus=None if tokens is None else ffedit.Corpus(tokens=tokens)
             )
-            settings = {"variant": variant, "model": name, "dtype": dtype or model.dtype, "layer": at}
+            settings = {"variant": variant, "model": name, "dtype": dtype or model.dtype, "layer": edited_layer}
             settings |= {**variants[variant], "config": config.to_dict()}
-            journal = Journal(place_of(out, name, variant), settings)
+            journal = Journal(path_of(out, name, variant), settings)
             with patch.object(name_keys, "THIRD", variants[variant].get("names", name_keys.THIRD)):
                 for fact in facts:
                     if name_of(fact) not in facts_done(journal):
@@ -174,52 +174,52 @@ def edit_one(
 @click.option("--out", type=click.Path(exists=True, path_type=Path), required=True, help="Folder of the results.")
 @click.option("--into", type=click.Path(path_type=Path), help="A Markdown file to write the table to, too.")
 def table(out: Path, into: Path | None) -> None:
-    """Show what was measured, and paired differences from the default."""
-    found: dict[str, dict[str, list[Mapping[str, Any]]]] = {}
+    """Show the scores, and paired differences from the default."""
+    results: dict[str, dict[str, list[Mapping[str, Any]]]] = {}
     for model in MODELS:
         for path in sorted((out / model).glob("*.jsonl")):
             header, *lines = read_journal(path)
             if lines:
-                found.setdefault(header["settings"]["variant"], {})[model] = lines
-    text = rendered(found)
+                results.setdefault(header["settings"]["variant"], {})[model] = lines
+    text = rendered(results)
     print(text)
     if into is not None:
         into.write_text(text, encoding="utf-8")
 
 
-def rendered(found: Mapping[str, Mapping[str, Sequence[Mapping[str, Any]]]]) -> str:
-    """Write the table, Markdown, from the lines of each variant and model.
+def rendered(results: Mapping[str, Mapping[str, Sequence[Mapping[str, Any]]]]) -> str:
+    """Return the Markdown table of the lines of each variant and model.
 
-    A difference is over the facts that both have.
+    A difference is over the facts that the variant and the default share.
     """
-    order = [name for name in VARIANTS if name in found] + [name for name in found if name not in VARIANTS]
+    order = [name for name in VARIANTS if name in results] + [name for name in results if name not in VARIANTS]
     rows = [["variant", "model", "facts", *SHOWN], ["---"] * (len(SHOWN) + 3)]
     for variant in order:
-        least: list[float] = []
-        for model, lines in found[variant].items():
+        means: list[float] = []
+        for model, lines in results[variant].items():
             facts = [line["fact"] for line in lines]
             rows.append([f"**{variant}**", model, str(len(lines)), *cells(columns_of(lines, facts))])
-            usual = {line["fact"]: line for line in found.get("default", {}).get(model, ())}
-            both = [fact for fact in facts if fact in usual]
-            if variant != "default" and both:
-                mine, other = columns_of(lines, both), columns_of(list(usual.values()), both)
-                rows.append(["less the default", model, str(len(both)), *cells(mine, other)])
-                difference = interval(mine, "harmonic", other)
-                least += [] if difference is None else [difference.mean]
-        if least:
-            rows.append([f"{variant}, worst of {len(least)}", "", "", *[""] * len(FOUR), f"{min(least):+.3f}"])
+            defaults = {line["fact"]: line for line in results.get("default", {}).get(model, ())}
+            shared = [fact for fact in facts if fact in defaults]
+            if variant != "default" and shared:
+                columns, base = columns_of(lines, shared), columns_of(list(defaults.values()), shared)
+                rows.append(["less the default", model, str(len(shared)), *cells(columns, base)])
+                difference = interval(columns, "harmonic", base)
+                means += [] if difference is None else [difference.mean]
+        if means:
+            rows.append([f"{variant}, worst of {len(means)}", "", "", *[""] * len(FOUR), f"{min(means):+.3f}"])
             rows[-1] += [""] * (len(SHOWN) - len(FOUR) - 1)
     return "\n".join(f"| {' | '.join(row)} |" for row in rows) + "\n"
 
 
 def cells(columns: Mapping[str, Sequence[Any]], against: Mapping[str, Sequence[Any]] | None = None) -> list[str]:
-    """Return the figures of a row."""
+    """Return the figures of a row of the table, or their differences from `against`."""
     figures = ((name, interval(columns, name, against)) for name in SHOWN)
     return [shown(figure, against is not None, 1 if name == "processor_seconds" else 2) for name, figure in figures]
 
 
 if __name__ == "__main__":
-    generations.TEXT_TOKENS = generations.SAID_TOKENS  # see above
+    generations.TEXT_TOKENS = generations.SAID_TOKENS  # the module's docstring says why
     try:
         main()
     except ffedit.FFEditError as error:

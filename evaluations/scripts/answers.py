@@ -18,7 +18,7 @@ Ask = Callable[[Sequence[tuple[str, str]]], Sequence[bool]]
 
 
 def holds(text: str, object: str) -> bool:
-    """Return whether what a model says begins with the whole of `object`, and no letter follows."""
+    """Return whether `text`, a model's answer, begins with the whole `object`, and no letter or digit follows."""
     text = text.lstrip()
     return text.startswith(object) and not text[len(object) : len(object) + 1].isalnum()
 
@@ -33,17 +33,17 @@ class Answers:
             self.said = json.loads(path.read_text(encoding="utf-8"))
 
     def __call__(self, pairs: Sequence[tuple[str, str]]) -> list[bool]:
-        """Return whether the model says each object after its prompt: its tokens, and then no further letter."""
+        """Return whether the model says each object after its prompt: its tokens, and then no letter or digit."""
         encoded = [encoded_pair(self.editable, prompt, object) for prompt, object in pairs]
         asked = {prompt: e for (prompt, _), e in zip(pairs, encoded, strict=True) if e is not None}
-        # Most answers fail at their first token; only the others are asked to their end.
+        # Most answers fail at their first token; only the others are generated to their end.
         self._ask({prompt: e for prompt, e in asked.items() if prompt not in self.said}, 1)
-        wanted: dict[int, dict[str, Encoded]] = defaultdict(dict)
+        by_length: dict[int, dict[str, Encoded]] = defaultdict(dict)
         for prompt, e in asked.items():
-            said = tuple(self.said[prompt])
-            if len(said) <= len(e.target_ids) and said == e.target_ids[: len(said)]:
-                wanted[len(e.target_ids) + 1][prompt] = e
-        for count, texts in wanted.items():
+            ids = tuple(self.said[prompt])
+            if len(ids) <= len(e.target_ids) and ids == e.target_ids[: len(ids)]:
+                by_length[len(e.target_ids) + 1][prompt] = e
+        for count, texts in by_length.items():
             self._ask(texts, count)
         if asked and self.path is not None:
             self.path.write_text(json.dumps(self.said), encoding="utf-8")
@@ -54,22 +54,22 @@ class Answers:
 
     def _ask(self, texts: Mapping[str, Encoded], count: int) -> None:
         if texts:
-            said = generation.continuations(self.editable, [e.ids[: e.answer] for e in texts.values()], count)
-            self.said.update(zip(texts, said, strict=True))
+            answers = generation.continuations(self.editable, [e.ids[: e.answer] for e in texts.values()], count)
+            self.said.update(zip(texts, answers, strict=True))
 
-    def _says(self, e: Encoded, object: str, said: Sequence[int]) -> bool:
+    def _says(self, e: Encoded, object: str, ids: Sequence[int]) -> bool:
         size = len(e.target_ids)
-        if tuple(said[:size]) != e.target_ids:
+        if tuple(ids[:size]) != e.target_ids:
             return False
         before = decode(self.editable.tokenizer, e.ids[: e.answer])
-        return holds(decode(self.editable.tokenizer, [*e.ids[: e.answer], *said[: size + 1]])[len(before) :], object)
+        return holds(decode(self.editable.tokenizer, [*e.ids[: e.answer], *ids[: size + 1]])[len(before) :], object)
 
 
 def both(quick: Ask, exact: Ask) -> Ask:
-    """Ask the second only what the first affirms."""
+    """Return an `Ask` that puts to `exact` only the pairs that `quick` affirms."""
 
     def ask(pairs: Sequence[tuple[str, str]]) -> list[bool]:
-        likely = [pair for pair, said in zip(pairs, quick(pairs), strict=True) if said]
+        likely = [pair for pair, affirmed in zip(pairs, quick(pairs), strict=True) if affirmed]
         confirmed = set(itertools.compress(likely, exact(likely)))
         return [pair in confirmed for pair in pairs]
 
@@ -77,7 +77,7 @@ def both(quick: Ask, exact: Ask) -> Ask:
 
 
 def encoded_pair(editable: ffedit.Editable, prompt: str, object: str) -> Encoded | None:
-    """Encode a prompt and its answer; None where the tokenizer does not know all of their words."""
+    """Encode a prompt and its answer; None if the tokenizer does not know all of their words."""
     try:
         e = encode(editable.tokenizer, prompt, object)
     except FactError:

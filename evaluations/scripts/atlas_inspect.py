@@ -66,8 +66,8 @@ CASES = ("residual", "feed-forward", "agreement", "compromise")
 class Layer(NamedTuple):
     """One layer after the pass over the text."""
 
-    coefficients: Tensor  # of the triggers of each key, the largest first, 0 where there are fewer, [d_ff, TOP]
-    ends: Tensor  # the positions of their last tokens, `NOTHING` where there are fewer, [d_ff, TOP]
+    coefficients: Tensor  # those of each key's triggers, the largest first, 0 beyond the last trigger, [d_ff, TOP]
+    ends: Tensor  # positions of the triggers' last tokens, `NOTHING` beyond the last trigger, [d_ff, TOP]
     before: Tensor  # r at the sampled positions, [n, d_model]
     added: Tensor  # o, [n, d_model]
     after: Tensor  # y, [n, d_model]
@@ -91,16 +91,16 @@ def read_text(
         here = torch.arange(done, done + int(inside.sum()))
         new, chosen = is_new[here], torch.isin(here, sample)
 
-        def see(seen: Seen, inside: Tensor = inside, at: Tensor = here, new: Tensor = new, of: Tensor = chosen) -> None:
+        def see(
+            seen: Seen, inside: Tensor = inside, here: Tensor = here, new: Tensor = new, chosen: Tensor = chosen
+        ) -> None:
             m = seen.key[inside]
             kept, ends = best[seen.layer]
             largest = torch.cat([kept, m[new].T], 1).topk(TOP, 1)
-            best[seen.layer] = (
-                largest.values,
-                torch.cat([ends, at[new].expand(len(ends), -1)], 1).gather(1, largest.indices),
-            )
-            states = (stream[inside][of].clone() for stream in (seen.before, seen.added, seen.total))
-            streams[seen.layer].append((*states, m[of] > 0))
+            all_ends = torch.cat([ends, here[new].expand(len(ends), -1)], 1)
+            best[seen.layer] = largest.values, all_ends.gather(1, largest.indices)
+            states = (stream[inside][chosen].clone() for stream in (seen.before, seen.added, seen.total))
+            streams[seen.layer].append((*states, m[chosen] > 0))
 
         editable.stream(ids, see)
         progress("reading text", done := done + len(here), total)
@@ -123,7 +123,7 @@ def read_vectors(editable: Editable, vectors: Tensor, *tokens: Tensor) -> tuple[
 
 
 def measure(editable: Editable, positions: Positions, progress: ffedit.progress.Progress) -> dict[str, Any]:
-    """Return every measure by layer, and what concerns all layers."""
+    """Return every measure by layer, and those over all layers."""
     generator = torch.Generator().manual_seed(SEED)
     sample = torch.randperm(len(positions), generator=generator)[:POSITIONS].sort().values
     layers = read_text(editable, positions, sample, progress)
@@ -138,29 +138,29 @@ def measure(editable: Editable, positions: Positions, progress: ffedit.progress.
         prefixes = {
             key: [positions.prefix(i) for i in layer.ends[key, : count[key]].tolist()] for key in fires.tolist()
         }
-        shallow = [of for triggers in prefixes.values() if (of := Shallow.of(triggers, text)) is not None]
+        patterns = (Shallow.of(triggers, text) for triggers in prefixes.values())
+        shallow = [pattern for pattern in patterns if pattern is not None]
         drawn = fires[torch.randperm(len(fires), generator=generator)[:KEYS]].tolist()
-        removed = [
-            of for key in drawn if (of := removal(editable, feed_forward, key, prefixes[key][:TRIGGERS])) is not None
-        ]
+        removals = (removal(editable, feed_forward, key, prefixes[key][:TRIGGERS]) for key in drawn)
+        removed = [effect for effect in removals if effect is not None]
         follows = torch.full_like(count, NOTHING)
         follows[fires] = following[layer.ends[fires, 0]]
         dealt = follows.clone()
         dealt[fires] = follows[fires[torch.randperm(len(fires), generator=generator)]]
         says, probability, ranks = read_vectors(editable, feed_forward.value.T, follows, dealt)
-        said = following[layer.ends[fires].clamp(min=0)] == says[fires, None]
+        agreeing = following[layer.ends[fires].clamp(min=0)] == says[fires, None]
         sure.append(probability[fires])
         top.append(says[fires])
-        agrees.append(said[:, 0])
-        any_agrees.append((said & (layer.ends[fires] != NOTHING)).any(1))
+        agrees.append(agreeing[:, 0])
+        any_agrees.append((agreeing & (layer.ends[fires] != NOTHING)).any(1))
         at.append(torch.full_like(fires, number))
         r, o, y = (read_vectors(editable, stream)[0] for stream in (layer.before, layer.added, layer.after))
         cases = ((y == r) & (y != o), (y == o) & (y != r), (y == r) & (y == o), (y != r) & (y != o))
         zero = [not bool((says[active] == token).any()) for active, token in zip(layer.positive, o, strict=True)]
         for name, value in {
-            "shallow": mean([of.covered for of in shallow]),
-            "shallow_keys": mean([of.is_shallow for of in shallow]),
-            **{f"removed_{name}": mean([getattr(of, name) for of in removed]) for name in ("first", "random", "last")},
+            "shallow": mean([pattern.covered for pattern in shallow]),
+            "shallow_keys": mean([pattern.is_shallow for pattern in shallow]),
+            **{f"removed_{name}": mean([getattr(e, name) for e in removed]) for name in ("first", "random", "last")},
             "agreement": mean(agrees[-1]),
             "agreement_dealt": mean((says == dealt)[fires]),
             "rank": float(ranks[0, fires].median()),
@@ -187,7 +187,7 @@ def measure(editable: Editable, positions: Positions, progress: ffedit.progress.
         "shifts": [
             {
                 "prefix": decode(editable.tokenizer, positions.prefix(int(sample[i]))),
-                **{name: decode(editable.tokenizer, [int(of[i])]) for name, of in zip("roy", (r, o, y), strict=True)},
+                **{name: decode(editable.tokenizer, [int(ids[i])]) for name, ids in zip("roy", (r, o, y), strict=True)},
             }
             for i in turned[torch.randperm(len(turned), generator=generator)[:SHIFTS]].tolist()
         ],
@@ -195,7 +195,7 @@ def measure(editable: Editable, positions: Positions, progress: ffedit.progress.
 
 
 def mean(values: Tensor | Sequence[float]) -> float:
-    """Return the mean of numbers, or the share of what is true."""
+    """Return the mean of numbers, or the share of entries that are true."""
     return float(torch.as_tensor(values, dtype=torch.float64).mean())
 
 
@@ -220,13 +220,13 @@ def whole(values: Sequence[float]) -> str:
 
 
 def verdict(holds: bool) -> str:
-    """In a word."""
+    """Return "yes" or "no"."""
     return "yes" if holds else "no"
 
 
-def compare(found: dict[str, Any], vocabulary: int) -> list[Line]:
-    """Findings of the paper set beside ours, by layer from 0."""
-    value: dict[str, list[float]] = found["by_layer"]
+def compare(measures: dict[str, Any], vocabulary: int) -> list[Line]:
+    """Return the paper's findings beside those on Atlas, by layer from 0."""
+    value: dict[str, list[float]] = measures["by_layer"]
     shallow, last, first = value["shallow"], value["removed_last"], value["removed_first"]
     agreement, rank = value["agreement"], value["rank"]
     zero, settled = value["zero_agreement"], value["settled"]
@@ -234,7 +234,7 @@ def compare(found: dict[str, Any], vocabulary: int) -> list[Line]:
     lower, upper = sum(shallow[:half]) / half, sum(shallow[-half:]) / half
     cases = {name: value[f"case_{name}"] for name in CASES}
     kept = [a + b for a, b in zip(cases["residual"], cases["agreement"], strict=True)]
-    surest = found["surest"]
+    surest = measures["surest"]
     sure, unsure = surest["agreement_of_surest_tenth"], surest["agreement_of_least_sure_tenth"]
     return [
         Line(
@@ -330,7 +330,7 @@ def compare(found: dict[str, Any], vocabulary: int) -> list[Line]:
         Line(
             "5.2, table 3",
             "where the last layer turns the prediction, the new word is mostly far from the old one in meaning",
-            f"it turns {found['shifted']:.1%} of predictions; examples below",
+            f"it turns {measures['shifted']:.1%} of predictions; examples below",
             "not comparable",
             "People judged the paper's cases; ours are listed to be read.",
         ),
@@ -343,10 +343,10 @@ def table_of(lines: list[Line]) -> str:
     return head + "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
-def shifts_of(found: dict[str, Any]) -> str:
+def shifts_of(measures: dict[str, Any]) -> str:
     """Return positions at which the last layer turns the prediction, as Markdown."""
     head = "| text | without the layer | the layer alone | with the layer |\n|---|---|---|---|\n"
-    return head + "".join(f"| {' | '.join(shift.values())} |\n" for shift in found["shifts"])
+    return head + "".join(f"| {' | '.join(shift.values())} |\n" for shift in measures["shifts"])
 
 
 @click.command()
@@ -358,20 +358,20 @@ def main(tokens: int) -> None:
         text = Path(name) / "documents.jsonl"
         documents = (json.dumps({"text": source.document(rng)}) + "\n" for _ in range(tokens // 12))
         text.write_text("".join(documents), encoding="utf-8")
-        found = measure(editable, Positions.of(editable, ffedit.Corpus(text, tokens)), progress)
-    lines = compare(found, editable.vocabulary)
+        measures = measure(editable, Positions.of(editable, ffedit.Corpus(text, tokens)), progress)
+    lines = compare(measures, editable.vocabulary)
     command = f"python evaluations/scripts/atlas_inspect.py --tokens {tokens}"
     record = {
         "command": command,
         "model": {"name": editable.name, "fingerprint": fingerprint(editable)},
         "seed": SEED,
         "comparison": [line._asdict() for line in lines],
-        **found,
+        **measures,
         "versions": versions(),
     }
     (HERE / "atlas-inspect.json").write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     words = f"# Atlas beside the paper\n\n    {command}\n\n{INTRODUCTION}\n\n{table_of(lines)}\n"
-    turned = f"## Where the last layer turns the prediction\n\n{shifts_of(found)}"
+    turned = f"## Where the last layer turns the prediction\n\n{shifts_of(measures)}"
     (HERE / "atlas-inspect.md").write_text(words + turned, encoding="utf-8")
     click.echo(table_of(lines))
 

@@ -29,7 +29,7 @@ WINDOW, SAMPLES, TRACED = 3, 10, 300
 
 
 def said(editable: ffedit.Editable, prompts: list[str], objects: list[str]) -> list[bool]:
-    """Tell of each object whether it is what the model says freely after its prompt."""
+    """Return for each object whether greedy generation gives it after its prompt."""
     texts = [encode(editable.tokenizer, prompt, answer) for prompt, answer in zip(prompts, objects, strict=True)]
     longest = max(len(text.target_ids) for text in texts)
     new = generation.continuations(editable, [text.ids[: text.answer] for text in texts], longest)
@@ -50,11 +50,11 @@ def main(model: str, seed: int) -> None:
     from_hidden = said(editable, [p.format(t.subject) for p, t in zip(hidden, triples, strict=True)], objects)
 
     names = {s: encode(editable.tokenizer, s).ids for s in table.subjects}
-    begun = defaultdict(set)
+    by_prefix = defaultdict(set)
     for subject, ids in names.items():
         for length in range(1, len(ids) + 1):
-            begun[ids[:length]].add(subject)
-    ambiguous = {s for s, ids in names.items() if len(ids) > 1 and len(begun[ids[:-1]]) > 1}
+            by_prefix[ids[:length]].add(subject)
+    ambiguous = {s for s, ids in names.items() if len(ids) > 1 and len(by_prefix[ids[:-1]]) > 1}
     candidates = [
         (t, p) for t, p, ok in zip(triples, chosen, from_trained, strict=True) if ok and t.subject in ambiguous
     ]
@@ -84,11 +84,11 @@ def main(model: str, seed: int) -> None:
             "share_of_total": float(traces.at_subject[best]) / traces.total,
             "by_subject_length": {
                 str(n): {
-                    "facts": len(some),
-                    "total": sum(t.total for t in some) / len(some),
-                    "at_subject_last": ffedit.TraceSet(tuple(some)).at_subject.tolist(),
+                    "facts": len(group),
+                    "total": sum(t.total for t in group) / len(group),
+                    "at_subject_last": ffedit.TraceSet(tuple(group)).at_subject.tolist(),
                 }
-                for n, some in sorted(lengths.items())
+                for n, group in sorted(lengths.items())
             },
         },
         "versions": versions(),

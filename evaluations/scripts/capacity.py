@@ -1,11 +1,11 @@
-"""How many facts one layer holds: the first facts of a batch, as more are written beside them.
+"""Measure how many facts one layer holds: the first facts of a batch, as more are written beside them.
 
     python evaluations/scripts/capacity.py RUN [--counts 50,100,200,400,600,800,1000] [--out FILE.json]
         [--plot FILE.png]
 
 RUN is the folder of `ffedit bench FACTS --mode batch:N` with `memit` at one layer. Its values depend neither on the
-method nor on other facts: for each number of facts, the first so many keys and values are solved anew by each method,
-and the first `WATCHED` facts are measured, always the same ones. Beside them stand the tasks of `collateral.py`.
+method nor on other facts, so for each count each method solves anew for that many keys and values, from the first on.
+The first `WATCHED` facts are measured each time, and the tasks of `collateral.py`.
 """
 
 from __future__ import annotations
@@ -34,15 +34,13 @@ from ffedit.facts.fact import by_subject
 
 WATCHED = 50
 SHOWN = ("efficacy", "paraphrase", "specificity", "generation")
-
-
 METHODS_COMPARED = ("memit", "alphaedit")
 
 
 def solutions(
     editable: ffedit.Editable, values: ffedit.Edit, stats: Mapping[ffedit.Address, KeyMoments], counts: Sequence[int]
 ) -> Iterator[tuple[int, str, dict[ffedit.Address, LowRank], float]]:
-    """Solve the first facts by each method; subjects stay whole.
+    """Solve for the first facts by each method; a subject's facts stay together.
 
     Yields:
         number of facts, method, update by address, and ‖Δ‖ / ‖W‖.
@@ -51,24 +49,24 @@ def solutions(
     ff, config = editable.feed_forward[at.layer], config_from_dict(values.provenance["config"])
     groups = by_subject(values.facts)
     assert [group[0].subject for group in groups] == values.subjects(at)
-    read = read_keys(editable, ff, build_prompts(editable, groups, config))
-    of_names = name_moments(editable, [ff], values.subjects(at), config.key)
-    names = of_names.get(at.layer)
+    all_keys = read_keys(editable, ff, build_prompts(editable, groups, config))
+    moments = name_moments(editable, [ff], values.subjects(at), config.key)
+    names = moments.get(at.layer)
     ends = list(accumulate(len(group) for group in groups))
     for count in counts:
         n = min(bisect_left(ends, count) + 1, len(groups))
         K, V = keys[:, :n].double(), values.values[at][:, :n].double()
-        own = LayerKeys(read.K[:, :n], read.streams[:, :n], read.same[:n], read.shares[:n])
-        spread = own.context_spread(config.key.context_weight)
+        layer_keys = LayerKeys(all_keys.K[:, :n], all_keys.streams[:, :n], all_keys.same[:n], all_keys.shares[:n])
+        spread = layer_keys.context_spread(config.key.context_weight)
         for method in METHODS_COMPARED:
-            counted = names if METHODS[method].names else None
-            problem = Problem(ff.matrix, K, V, [stats[at]], spread, K[:, :0], config, counted)
+            names_counted = names if METHODS[method].names else None
+            problem = Problem(ff.matrix, K, V, [stats[at]], spread, K[:, :0], config, names_counted)
             delta = METHODS[method].solve(problem)
             yield ends[n - 1], method, {at: delta}, delta.norm() / float(ff.matrix.norm())
 
 
 def draw(rows: Sequence[dict[str, Any]], path: Path, title: str) -> None:
-    """One panel for each score and task, a line for each method."""
+    """Draw one panel for each score and task, with a line for each method."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -100,13 +98,13 @@ def draw(rows: Sequence[dict[str, Any]], path: Path, title: str) -> None:
 @click.option("--plot", type=click.Path(path_type=Path), help="The curves.")
 def main(run: Path, counts: str, out: Path | None, plot: Path | None) -> None:
     """Solve, measure, show."""
-    about = json.loads((run / "manifest.json").read_text(encoding="utf-8"))["run"]
-    name = about["model"]["name"]
+    setup = json.loads((run / "manifest.json").read_text(encoding="utf-8"))["run"]
+    name = setup["model"]["name"]
     (folder,) = (run / "edits").glob("values-*/00000")
     values = ffedit.Edit.load(folder)
     (layer,) = values.layers
     editable = ffedit.load(name)
-    stats = ffedit.collect_stats(editable, layer, corpus=ffedit.Corpus(tokens=about["statistics"][str(layer)]["count"]))
+    stats = ffedit.collect_stats(editable, layer, corpus=ffedit.Corpus(tokens=setup["statistics"][str(layer)]["count"]))
     watched = [fact for group in by_subject(values.facts) for fact in group][:WATCHED]
     evaluation, collateral = Evaluation(editable, watched), Collateral(editable)
     rows = [{"method": "before", "facts": 0, **scores_of(evaluation.before), **collateral.measure()}]
@@ -125,7 +123,7 @@ def main(run: Path, counts: str, out: Path | None, plot: Path | None) -> None:
 
 
 def scores_of(scored: Sequence[FactScores]) -> dict[str, float | None]:
-    """Means of the shown scores."""
+    """Return the means of the shown scores."""
     means = mean_scores(fact.scores for fact in scored)
     return {name: getattr(means, name) for name in SHOWN}
 

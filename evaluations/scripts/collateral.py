@@ -1,4 +1,4 @@
-"""What else edits move: two tasks about neither the facts nor their subjects, and a text.
+"""Measure side effects of edits: two tasks about neither the facts nor their subjects, and a text.
 
     python evaluations/scripts/collateral.py EDIT... [--model smollm2] [--text FILE] [--out FILE.json]
 
@@ -28,7 +28,7 @@ import ffedit
 from ffedit.evaluator import GenericText
 from ffedit.evaluator.responses import ask
 
-# Singular and plural of a subject, of a noun beside it, and of what they do.
+# Singular and plural of a subject, of a noun beside it, and of their verbs.
 SUBJECTS = (("author", "authors"), ("pilot", "pilots"), ("farmer", "farmers"), ("doctor", "doctors"))
 BESIDE = (("guard", "guards"), ("teacher", "teachers"))
 CLAUSES = (
@@ -55,14 +55,14 @@ Item = tuple[str, str, tuple[str, ...]]
 
 
 def agreement() -> Iterator[Item]:
-    """Sentences up to their verb, with a noun of the other number between it and its subject."""
+    """Yield sentences up to their verb, with a noun of the other number between it and its subject."""
     for clause, subject, beside, verb, plural in product(CLAUSES, SUBJECTS, BESIDE, VERBS, (0, 1)):
         prompt = clause.format(subject[plural], beside[1 - plural], s="s" if plural else "")
         yield prompt, verb[plural], (verb[1 - plural],)
 
 
 def sequences() -> Iterator[Item]:
-    """Three neighbouring items of a sequence, and the one that follows."""
+    """Yield three neighbouring items of a sequence, and the one that follows."""
     for line in SEQUENCES.values():
         items = line.split()
         for start in range(len(items) - SHOWN_BEFORE):
@@ -74,7 +74,7 @@ TASKS = {"agreement": tuple(agreement()), "sequences": tuple(sequences())}
 
 
 def accuracy(editable: ffedit.Editable, items: Sequence[Item]) -> float:
-    """Share of the items whose right answer has a larger probability than every wrong one; a tie is wrong."""
+    """Return the share of items whose right answer has a larger probability than every wrong one; a tie is wrong."""
     encoded = [editable.encode(prompt, answer) for prompt, right, wrong in items for answer in (right, *wrong)]
     answers = ask(editable, encoded)
     scores = iter([sum(answers[text].log_probs) for text in encoded])
@@ -86,13 +86,13 @@ def accuracy(editable: ffedit.Editable, items: Sequence[Item]) -> float:
 
 
 class Collateral:
-    """The tasks and the text on one model in whatever state; `text` keeps what the unedited model says of it."""
+    """Measures the tasks and the text on a model; `text` keeps the unedited model's predictions."""
 
     def __init__(self, editable: ffedit.Editable, text: Path | None = None) -> None:
         self.editable, self.text = editable, GenericText(editable, text)
 
     def measure(self) -> dict[str, float]:
-        """Return all figures of the model as it is."""
+        """Return all figures of the model with its present weights."""
         tasks = {name: accuracy(self.editable, items) for name, items in TASKS.items()}
         drift, perplexity = self.text.measure()
         return {**tasks, "perplexity": perplexity, "drift": drift}

@@ -1,4 +1,4 @@
-"""What the report scripts share: the facts of a split, what they have in common, and reports written in one step."""
+"""Helpers of the report scripts: the facts of a split, what they have in common, and reports written in one step."""
 
 import json
 import os
@@ -22,7 +22,7 @@ def facts_of(split: str, limit: int | None = None, data: Path = DATA) -> list[ff
 
 
 def sharing(facts: Sequence[ffedit.Fact]) -> str:
-    """Say what facts have in common, and so are no independent samples of: "40 facts of 34 subjects, ..."."""
+    """Describe what facts share, and so in what they are not independent: "40 facts of 34 subjects, ..."."""
     subjects, relations = {fact.subject for fact in facts}, Counter(fact.relation for fact in facts)
     objects = Counter((fact.relation, fact.previous) for fact in facts)
     return (
@@ -33,8 +33,8 @@ def sharing(facts: Sequence[ffedit.Fact]) -> str:
 
 
 def keep(path: Path, content: Mapping[str, Any]) -> None:
-    """Write a report as JSON, in one step, so that what is there is whole at any time."""
+    """Write a report as JSON in one step, so that the file is complete at any time."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    made = path.with_name(f".{path.name}")
-    made.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    os.replace(made, path)
+    temporary = path.with_name(f".{path.name}")
+    temporary.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    os.replace(temporary, path)

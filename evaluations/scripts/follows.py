@@ -1,13 +1,13 @@
-"""Which facts of a subject follow from one that is edited: one vocabulary of relations, and the pairs that follow.
+"""Decide which facts of a subject follow from an edited one: a vocabulary of relations, and pairs that follow.
 
-A relation asks for one thing of its subject: `person_country` and `dish_country` both ask for a country (`ASKS`).
-`FOLLOWS` says of two such things that the second follows from the first, with the reason: who moves the Eiffel Tower to
-Rome moves it to Italy. Chains follow, too: city, country, continent. So does the same thing in other words.
+A relation asks for one kind of answer: `person_country` and `dish_country` both ask for a country (`ASKS`). `FOLLOWS`
+has pairs of kinds of which the second follows from the first, with the reason: if the Eiffel Tower moves to Rome, it
+moves to Italy. Chains follow, too: city, country, continent. So does the same kind in another relation.
 
-Either way round, such a fact is no damage where it changes: after "the Eiffel Tower is in Italy", Paris is wrong. In
-doubt a pair is here, so that what is left, the facts that should stay, holds nothing that may change. A new answer is
-known only from the first to the second, where the facts themselves give it (`Consequences.answer`): Rome is a city in
-Italy, and all that the table places in Rome lies in Italy.
+In both directions, a change of such a fact is no damage: after "the Eiffel Tower is in Italy", Paris is wrong. Doubtful
+pairs are included, so that none of the remaining facts, which should stay, may change. A new answer is known only from
+the first kind to the second, and only if the facts themselves give it (`Consequences.answer`): Rome is a city in Italy,
+and everything that the table places in Rome lies in Italy.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ ASKS = {
     "work_country": "country",
     "work_language": "language",
 }
-"""What a relation asks for; a relation that is not here asks for something of its own."""
+"""The kind of answer that a relation asks for; a relation that is not listed has a kind of its own."""
 
 FOLLOWS = {
     ("city", "country"): "a city lies in one country",
@@ -157,16 +157,16 @@ FOLLOWS = {
 """(edited, other): the other follows from the edited, for the reason given; chains of pairs follow as well."""
 
 AGREEING = 2
-"""Subjects that say what follows from an object, where it is no subject itself: so many at least, all alike."""
+"""If an object is no subject itself, this many subjects that have it must agree on what follows from it."""
 
 
 def asks(relation: str) -> str:
-    """Return what a relation asks for."""
+    """Return the kind of answer that a relation asks for."""
     return ASKS.get(relation, relation)
 
 
 def chains(edited: str, other: str) -> Iterator[tuple[str, ...]]:
-    """Yield the chains of pairs of `FOLLOWS` that lead from one thing to another, the shortest first."""
+    """Yield the chains of pairs of `FOLLOWS` that lead from one kind to another, the shortest first."""
     paths: list[tuple[str, ...]] = [(edited,)]
     while paths:
         yield from (path for path in paths if path[-1] == other)
@@ -175,7 +175,7 @@ def chains(edited: str, other: str) -> Iterator[tuple[str, ...]]:
 
 @cache
 def related(edited: str, other: str) -> bool:
-    """Return whether one of two relations follows from the other, or both ask for the same."""
+    """Return whether one of two relations follows from the other, or both ask for the same kind of answer."""
     a, b = asks(edited), asks(other)
     return any(True for _ in itertools.chain(chains(a, b), chains(b, a)))
 
@@ -188,18 +188,18 @@ class Consequences:
 
     @cached_property
     def _asked(self) -> Mapping[str, Mapping[str, frozenset[str]]]:
-        """Return what the facts say, by what is asked for and subject."""
-        found: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
+        """Return the objects in the facts, by kind of answer and subject."""
+        answers: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
         for relation, objects in self.facts.items():
             for subject, object in objects.items():
-                found[asks(relation)][subject].add(object)
-        return {what: {s: frozenset(o) for s, o in own.items()} for what, own in found.items()}
+                answers[asks(relation)][subject].add(object)
+        return {kind: {s: frozenset(o) for s, o in by_subject.items()} for kind, by_subject in answers.items()}
 
     def probe(self, edited: str, old: str, new: str, other: str, object: str) -> tuple[str, str] | None:
-        """Return what another fact of the subject probes, and its answer; None where it is neither.
+        """Return the field of a record that another fact of the subject belongs to, and its answer; None for neither.
 
-        "same_subject" with its object where it stays. "portability" with the new answer where it follows from the edit
-        of `edited` from `old` to `new`, if the facts give one that differs from its object.
+        "same_subject" with its object if the fact should stay. "portability" with the new answer if the fact follows
+        from the edit of `edited` from `old` to `new`, and the facts give an answer that differs from its object.
         """
         if related(edited, other):
             same = asks(edited) == asks(other) and object != old  # another name for the same, or another sense
@@ -210,7 +210,7 @@ class Consequences:
     def answer(self, edited: str, new: str, other: str) -> str | None:
         """Return the object of the relation `other` that follows from the new object of `edited`; None if unknown.
 
-        Only an object that `other` has of some subject counts, so that it is worded as that relation words its objects.
+        Only an object that `other` has for some subject counts, so that it is worded as in that relation.
         """
         worded = {*self.facts.get(other, {}).values()}
         for chain in chains(asks(edited), asks(other)):
@@ -222,9 +222,9 @@ class Consequences:
         return None
 
     def _step(self, a: str, object: str, b: str) -> frozenset[str]:
-        """Return the b that follows from an object of a: its own, or else that of all subjects that have it."""
-        holders, known = self._asked.get(a, {}), self._asked.get(b, {})
-        if own := known.get(object):
-            return own
-        sharing = [known[s] for s, objects in holders.items() if object in objects and s in known]
-        return sharing[0] if len(sharing) >= AGREEING and len({*sharing}) == 1 else frozenset()
+        """Return the answers of kind b to an object of kind a: its own, or else those on which its holders agree."""
+        holders, answers = self._asked.get(a, {}), self._asked.get(b, {})
+        if direct := answers.get(object):
+            return direct
+        shared = [answers[s] for s, objects in holders.items() if object in objects and s in answers]
+        return shared[0] if len(shared) >= AGREEING and len({*shared}) == 1 else frozenset()

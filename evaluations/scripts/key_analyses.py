@@ -48,7 +48,7 @@ Ending = tuple[int, ...]
 class Frequencies:
     """Counts of a text's tokens and pairs of adjacent tokens."""
 
-    counts: Counter[Ending]  # of endings of one token and of two
+    counts: Counter[Ending]  # counts of single tokens and of pairs
     tokens: int  # number of tokens
     pairs: int  # number of pairs
 
@@ -87,7 +87,7 @@ class Shallow:
 
 
 def _surprising(count: int, triggers: int, chance: float) -> bool:
-    """Return whether `count` of the triggers are a pattern, where each ends so with probability `chance`."""
+    """Return whether `count` of `triggers` triggers are a pattern, if each has its ending with probability `chance`."""
     # P(X >= c) of a Poisson variable is the regularised lower incomplete gamma function.
     c, mean = torch.tensor([count, triggers * chance], dtype=torch.float64)
     return count >= FEWEST and float(torch.special.gammainc(c, mean)) < CHANCE
@@ -104,7 +104,7 @@ class Removal:
 
 
 def _shortened(ids: Row, start: Sequence[int], rng: Random) -> list[Row]:
-    """Return a prefix, and without its first, its last and a random token; nothing where nothing would be left.
+    """Return a prefix, then without its first, its last and a random token; no rows if one of them would be empty.
 
     `start` are the ids that the tokenizer puts in front of every text, which are never removed.
     """

@@ -1,14 +1,14 @@
-"""What a long sequence of edits leaves, step by step, by several methods, and what PRUNE brings back.
+"""Tabulate scores after each step of a long sequence of edits by several methods, and after PRUNE.
 
     python evaluations/scripts/lifelong.py RUN... [--prune RUN/edits/alphaedit] [--alpha 1.2] --out FILE
 
 RUN is a folder of `ffedit bench FACTS --mode sequential:N`, finished or not, the report of one
-(`evaluations/reports/smollm2-thousand-sequence.json`), or an earlier FILE.json; all of them are of the same facts. rect
+(`evaluations/reports/smollm2-thousand-sequence.json`), or an earlier FILE.json; all of them have the same facts. rect
 and revive are methods of `evaluations/lifelong` (`pip install evaluations/lifelong`). FILE.json and FILE.md get one row
 for each method and each step after which all facts so far were scored.
 
-PRUNE is no method of a step: it is applied once, to the sum of all changes. `--prune` names the edits that a run has
-saved; their sum is restrained, once for each `--alpha`, and all their facts are evaluated after it.
+PRUNE is not applied in each step, but once, to the sum of all changes. `--prune` names the edits that a run has saved;
+their sum is restrained, once for each `--alpha`, and then all their facts are evaluated.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ sys.path.append(str(HERE / "lifelong"))
 from ffedit_lifelong.prune import ALPHA, restrained
 
 SHOWN = ("efficacy", "paraphrase", "specificity", "generation", "perplexity", "drift")
-# Of `bench`: method, facts edited so far, facts measured, means, and their intervals.
+# A row of results: method, facts edited so far, facts measured, means, and their intervals.
 StepRow = dict[str, Any]
-# Only means of scores are read, which do not depend on the words of the facts.
+# Stands for every fact: only means of scores are read, which do not depend on the words of the facts.
 NAMELESS = ffedit.Fact("subject", "{}", target="object")
 
 
@@ -72,7 +72,7 @@ def rows_of_run(path: Path) -> list[StepRow]:
 
 
 def step_row(method: str, edited: int, row: dict[str, Any]) -> StepRow:
-    """Return what is shown of one row of a report."""
+    """Return the columns of one row of a report that are shown."""
     means = {name: row["scores"][name] for name in SHOWN}
     bounds = {name: row["intervals"][name] for name in SHOWN if name in row["intervals"]}
     return {"method": method, "edited": edited, "facts": row["facts"], **means, "intervals": bounds}
@@ -89,9 +89,9 @@ def written_edits(folder: Path) -> list[ffedit.Edit]:
 
 
 def pruned(editable: ffedit.Editable, edits: Sequence[ffedit.Edit], alpha: float) -> tuple[ffedit.Edit, dict[str, Any]]:
-    """Return the sum of edits of the unedited model with its singular values restrained, as one edit.
+    """Return the sum of edits of the unedited model, its singular values restrained, as one edit; and figures of it.
 
-    And by address how many singular values of the sum were restrained, and its norm before and after, relative to ‖W‖.
+    By address: how many singular values were restrained, and the norm of the sum before and after, relative to ‖W‖.
     """
     updates, about = {}, {}
     for at in sorted({at for edit in edits for at in edit.updates}):
@@ -151,7 +151,7 @@ def main(runs: Sequence[Path], prune: Path | None, alphas: Sequence[float], out:
     if len(same) > 1:
         raise click.ClickException("runs of other models, facts, modes or layers cannot stand in one table")
     rows: list[StepRow] = []
-    for run in runs:  # the first that has a method tells of it
+    for run in runs:  # the first run with a method supplies its rows
         seen = {row["method"] for row in rows}
         rows += [row for row in rows_of_run(run) if row["method"] not in seen]
     if prune is not None:

@@ -3,15 +3,15 @@
     python evaluations/scripts/make_atlas_counterfact.py [--model atlas] [--seed 0] [--count 500]
     python evaluations/scripts/make_atlas_counterfact.py --seed 1 --count 300 --apart development.json
 
-The first also writes `edits/NAME-100.jsonl`, a batch of 100 of them in ffedit's own form.
+The first command also writes `edits/NAME-100.jsonl`, a batch of 100 of them in ffedit's own form.
 
 Each (subject, relation) occurs once. The new object is drawn from the objects of the same relation; the old fact is
 one that the model produces, and the new object is less likely than the old one. The prompt is a trained template; the
 paraphrases are the template that training never showed with this fact, then trained ones. Neighbors are other
-subjects with the same object. The subject's other facts are told apart (extensions of the format): what follows from
-the edit is `portability` where the table gives the new answer, and left out where not; the rest, which should stay, is
-`same_subject` (see `follows`). Subjects of the tuning split never occur in the reporting one. The second makes more
-edits to develop on, about no reporting subject.
+subjects with the same object. The subject's other facts are separated (extensions of the format): a fact that follows
+from the edit is `portability` if the table gives its new answer, and is otherwise left out; the others, which should
+stay, are `same_subject` (see `follows`). Subjects of the tuning split never occur in the reporting one. The second
+command makes more edits to develop on, about no reporting subject.
 """
 
 import json
@@ -45,7 +45,7 @@ TUNING, PARAPHRASES, NEIGHBORS = 100, 3, 5
 @click.option("--model", default="atlas", show_default=True, type=click.Choice(list(RECIPES)))
 @click.option("--seed", default=0, show_default=True)
 @click.option("--count", default=500, show_default=True)
-@click.option("--apart", type=click.Path(path_type=Path), help="Instead, a file of edits of no reporting subject.")
+@click.option("--apart", type=click.Path(path_type=Path), help="File for edits of no reporting subject, instead.")
 def main(model: str, seed: int, count: int, apart: Path | None) -> None:
     """Draw the edits, keep those that the model allows, split them by subject."""
     editable, table, rng = ffedit.load(model), load().about(RECIPES[model].kinds), random.Random(seed)
@@ -106,7 +106,7 @@ def main(model: str, seed: int, count: int, apart: Path | None) -> None:
 
 
 def write(out: Path, records: list[dict[str, Any]]) -> None:
-    """Write the records, one a line, and print how many of each split there are."""
+    """Write the records, one on each line, and print how many each split has."""
     lines = ",\n".join(json.dumps(record, ensure_ascii=False) for record in records)
     out.write_text(f"[\n{lines}\n]\n", encoding="utf-8")
     print(f"{out}:", *(f"{n} for {split}" for split, n in Counter(r["split"] for r in records).items()))
@@ -123,11 +123,11 @@ def write_batch(model: str, records: list[dict[str, Any]]) -> None:
 
 
 def known(editable: ffedit.Editable, prompt: str, old: str, new: str) -> bool:
-    """Return True if the model says `old` freely, and holds `new` for less likely."""
+    """Return whether greedy generation gives `old`, and `new` is less likely."""
     true, false = (encode(editable.tokenizer, prompt, answer) for answer in (old, new))
-    said = generation.continuations(editable, [true.ids[: true.answer]], len(true.target_ids))[0]
+    generated = generation.continuations(editable, [true.ids[: true.answer]], len(true.target_ids))[0]
     answers = ask(editable, [true, false])
-    return tuple(said) == true.target_ids and success(answers[true].log_probs, answers[false].log_probs)
+    return tuple(generated) == true.target_ids and success(answers[true].log_probs, answers[false].log_probs)
 
 
 if __name__ == "__main__":

@@ -4,30 +4,30 @@
         [--apart FILE ...] [--count 600] [--fill 0] [--per-subject 2] [--subjects 60] [--seed 0]
         [--dtype bfloat16] [--screen bfloat16] [--screen-model MODEL]
 
-The model is asked the fact table and the templates of the Atlas recipe, those of `known_1000`, and those of `--more`,
-whose relations have one vocabulary of names (`follows`). A fact is known where greedy generation gives the whole
-object, and then no further letter, in at least two templates. Those are the prompt and the paraphrases. Neighbors are
-other known subjects of the same object, three at least, each in a template in which the model says it. The new object
-is another known object of the relation, less likely than the old one before the edit; where there is a choice, one that
-differs in its first token. A name that holds the other, as in "Bank of China" and "China", makes no edit.
+The model is asked the facts and templates of the Atlas recipe, of `known_1000` and of `--more`; their relations share
+a vocabulary of names (`follows`). A fact is known if greedy generation gives the whole object, and then no further
+letter, in at least two templates. Those are the prompt and the paraphrases. Neighbors are other known subjects of the
+same object, at least three, each in a template in which the model says it. The new object is another known object of
+the relation, less likely than the old one before the edit; if there is a choice, one that differs in its first token.
+If one name contains the other ("Bank of China" and "China"), no edit is made.
 
-The subject's other facts that the model says, in one template at least, are told apart (extensions of the format). What
-follows from the edit, either way round, becomes `portability` where the facts give the new answer, and is left out
-where not. Only the others, which should stay, are `same_subject`.
+The subject's other facts that the model says in at least one template are separated (extensions of the format). A fact
+that follows from the edit, or from which the edit follows, becomes `portability` if the facts give its new answer, and
+is otherwise left out. Only the others, which should stay, are `same_subject`.
 
-Relations take turns, so that no relation has more edits than it must, and in each subjects without an edit come before
-others, then edits with `same_subject` probes. The split is by subject: a quarter of all names, by a digest, are for
-development, the others for reporting, alike for every model; subjects of `--apart` (names, or facts; of files with a
-split, its part for development) are for development, too. After the first `SAMPLE` subjects of a relation, only the
-`BEST` templates are asked further, and none that has not given a single object.
+Relations take turns, so that no relation has more edits than necessary. Within one, subjects without an edit come
+first, then edits with `same_subject` probes. The split is by subject: a quarter of all names, by a digest, are for
+development, the others for reporting, the same for every model; subjects of `--apart` (names, or facts; of files with
+a split, its development part) are for development, too. After the first `SAMPLE` subjects of a relation, the others are
+asked only in its `BEST` templates, and in none that has not given a single object.
 
 `--fill N` adds facts that the model does not know, up to N records in all: in the templates in which it says most of
 their relation, with what neighbors there are, and no other facts of the subject.
 
-Answers are kept beside the result (NAME.answers.json), so that an interrupted run resumes; another model wants another
-name. `--screen bfloat16` asks everything in that dtype first, three times as fast where the processor knows it, and
-only what that affirms in the model's own. A model of billions of weights is asked in `--dtype bfloat16`, and only what
-a small one affirms (`--screen-model`): what it knows is decided in bfloat16, of what both know.
+Answers are kept beside the result (NAME.answers.json), so that an interrupted run resumes; use another name for another
+model. `--screen bfloat16` first asks everything in that dtype, three times as fast where the processor supports it, and
+asks again in the model's own dtype what that affirms. A model of billions of weights is asked in `--dtype bfloat16`,
+and only what a small one affirms (`--screen-model`), so its facts are known to both models.
 """
 
 from __future__ import annotations
@@ -62,14 +62,14 @@ from atlas.table import load
 
 SAMPLE, BEST, CHUNK = 6, 4, 128
 TEMPLATES, NEIGHBORS, MOST_NEIGHBORS, PARAPHRASES, PROBES = 2, 3, 5, 3, 2
-DEVELOPMENT = 4  # one of so many subjects
+DEVELOPMENT = 4  # one subject in this many
 PROBED = ("neighbors", "same_subject", "portability")
-SURPLUS = 1.25  # edits tried, for one that is kept
+SURPLUS = 1.25  # edits tried for each that is kept
 
 
 @dataclass(frozen=True)
 class Relation:
-    """What is asked: templates with one `{}`, and the object of each subject."""
+    """A relation to ask: templates with one `{}`, and the object of each subject."""
 
     name: str
     templates: tuple[str, ...]
@@ -78,7 +78,7 @@ class Relation:
 
 @dataclass(frozen=True)
 class Known:
-    """A fact with the templates in which the model says it, one at least."""
+    """A fact with the templates, at least one, in which the model says it."""
 
     relation: str
     subject: str
@@ -89,9 +89,9 @@ class Known:
 def relations(known: Iterable[Mapping[str, str]] = (), more: Mapping[str, Any] | None = None) -> list[Relation]:
     """Gather relations from the Atlas table, records of `known_1000`, and a file of more.
 
-    `more` is {name: {"templates": [..], "facts": {object: [subject, ..]}}}. Where sources differ in the object of a
-    subject, the first one holds. Of the wordings of `known_1000`, those of a single record are left out, except
-    ParaRel's own: "{} was written in the early 1980s, when the" asks for anything.
+    `more` is {name: {"templates": [..], "facts": {object: [subject, ..]}}}. If sources differ in the object of a
+    subject, the first one counts. Wordings of `known_1000` that a single record has are left out, except ParaRel's
+    own, because "{} was written in the early 1980s, when the" asks for anything.
     """
     templates: dict[str, dict[str, None]] = defaultdict(dict)
     facts: dict[str, dict[str, str]] = defaultdict(dict)
@@ -105,9 +105,9 @@ def relations(known: Iterable[Mapping[str, str]] = (), more: Mapping[str, Any] |
         if template == record["template"] or times[record["relation_id"], template] > 1:
             templates[name][template] = None
         facts[name].setdefault(record["subject"], record["attribute"])
-    for name, own in (more or {}).items():
-        templates[name] |= dict.fromkeys(own.get("templates", ()))
-        for object, subjects in own.get("facts", {}).items():
+    for name, addition in (more or {}).items():
+        templates[name] |= dict.fromkeys(addition.get("templates", ()))
+        for object, subjects in addition.get("facts", {}).items():
             for subject in subjects:
                 facts[name].setdefault(subject, object)
     first = [*(more or {}), *templates]
@@ -129,94 +129,94 @@ def find_known(
 
     Args:
         asked: the relations.
-        ask: what asks the model.
+        ask: function that asks the model.
         seed: orders subjects of as many relations.
         most: how many subjects of a relation are asked; None for all.
-        progress: told how many prompts are done with.
+        progress: called with the number of prompts done.
     """
     result: list[Known] = []
     total = sum(len(r.facts) * len(r.templates) for r in asked)
-    done = 0
+    prompts_done = 0
     times = Counter(subject for relation in asked for subject in relation.facts)
     for relation in asked:
         subjects = sorted(relation.facts, key=lambda subject: (-times[subject], digest(f"{seed} {subject}")))[:most]
         says: dict[tuple[str, str], bool] = {}
         templates: Sequence[str] = relation.templates
-        for some in (subjects[:SAMPLE], subjects[SAMPLE:]):
-            pairs = [(subject, template) for subject in some for template in templates]
+        for group in (subjects[:SAMPLE], subjects[SAMPLE:]):
+            pairs = [(subject, template) for subject in group for template in templates]
             for start in range(0, len(pairs), CHUNK):
-                part = pairs[start : start + CHUNK]
-                answers = ask([(t.format(s), relation.facts[s]) for s, t in part])
-                says.update(zip(part, answers, strict=True))
-                progress(f"asking: {relation.name}", done + len(says), total)
-            counts = {t: sum(says.get((s, t), False) for s in some) for t in templates}
+                chunk = pairs[start : start + CHUNK]
+                answers = ask([(t.format(s), relation.facts[s]) for s, t in chunk])
+                says.update(zip(chunk, answers, strict=True))
+                progress(f"asking: {relation.name}", prompts_done + len(says), total)
+            counts = {t: sum(says.get((s, t), False) for s in group) for t in templates}
             templates = sorted((t for t in templates if counts[t]), key=lambda t: -counts[t])[:BEST]
             if len(templates) < TEMPLATES:
                 break
-        done += len(relation.facts) * len(relation.templates)
+        prompts_done += len(relation.facts) * len(relation.templates)
         for subject in subjects:
-            if held := tuple(t for t in relation.templates if says.get((subject, t))):
-                result.append(Known(relation.name, subject, relation.facts[subject], held))
+            if said_in := tuple(t for t in relation.templates if says.get((subject, t))):
+                result.append(Known(relation.name, subject, relation.facts[subject], said_in))
     return result
 
 
 def digest(text: str) -> int:
-    """Return a number that is the same for a text everywhere, and else as good as drawn."""
+    """Return a number that depends on the text alone and is as good as random."""
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
 
 
 def draft(known: Sequence[Known], consequences: Consequences, seed: int, first: Callable[[str, str], int]) -> list[Any]:
     """Draw one record for each fact known in `TEMPLATES` templates that has neighbors.
 
-    What is drawn for a fact depends on its own relation only.
+    The draws for a fact depend on its own relation only.
 
     Args:
         known: the facts that the model says in at least one template.
-        consequences: what follows from a new object.
-        seed: orders facts, and draws for each.
-        first: the first token of an object after a prompt.
+        consequences: finds what follows from a new object.
+        seed: seed of the order of facts, and of the draws for each.
+        first: function that returns the first token of an object after a prompt.
     """
-    firm = [fact for fact in known if len(fact.templates) >= TEMPLATES]
-    mates, about = defaultdict(list), defaultdict(list)
-    for fact in firm:
+    sure = [fact for fact in known if len(fact.templates) >= TEMPLATES]
+    mates, by_subject = defaultdict(list), defaultdict(list)
+    for fact in sure:
         mates[fact.relation, fact.object].append(fact)
     for fact in known:
-        about[fact.subject].append(fact)
-    objects = {name: sorted({f.object for f in firm if f.relation == name}) for name in {f.relation for f in firm}}
-    said: set[tuple[str, str]] = set()
+        by_subject[fact.subject].append(fact)
+    objects = {name: sorted({f.object for f in sure if f.relation == name}) for name in {f.relation for f in sure}}
+    drafted: set[tuple[str, str]] = set()
     records: list[dict[str, Any]] = []
-    for fact in sorted(firm, key=lambda fact: digest(f"{seed} {fact.relation} {fact.subject}")):
+    for fact in sorted(sure, key=lambda fact: digest(f"{seed} {fact.relation} {fact.subject}")):
         rng = random.Random(f"{seed} {fact.relation} {fact.subject}")
         prompt, *rest = rng.sample(fact.templates, len(fact.templates))
-        near = [mate for mate in mates[fact.relation, fact.object] if mate.subject != fact.subject]
+        neighbors = [mate for mate in mates[fact.relation, fact.object] if mate.subject != fact.subject]
         names = fact.object, fact.subject
-        news = [new for new in objects[fact.relation] if not any(overlap(new, name) for name in names)]
-        if len(near) < NEIGHBORS or not news or overlap(fact.subject, fact.object):
+        candidates = [new for new in objects[fact.relation] if not any(overlap(new, name) for name in names)]
+        if len(neighbors) < NEIGHBORS or not candidates or overlap(fact.subject, fact.object):
             continue
-        if (fact.subject, fact.object) in said:
+        if (fact.subject, fact.object) in drafted:
             continue  # the same fact in another relation
-        said.add((fact.subject, fact.object))
+        drafted.add((fact.subject, fact.object))
         text = prompt.format(fact.subject)
-        rng.shuffle(news)
-        new = next((new for new in news if first(text, new) != first(text, fact.object)), news[0])
-        near = rng.sample(near, min(MOST_NEIGHBORS, len(near)))
-        record = record_of(fact.relation, fact.subject, prompt, rest[:PARAPHRASES], fact.object, new, near, rng)
-        record |= other_facts(fact, new, about[fact.subject], consequences, rng)
+        rng.shuffle(candidates)
+        new = next((new for new in candidates if first(text, new) != first(text, fact.object)), candidates[0])
+        neighbors = rng.sample(neighbors, min(MOST_NEIGHBORS, len(neighbors)))
+        record = record_of(fact.relation, fact.subject, prompt, rest[:PARAPHRASES], fact.object, new, neighbors, rng)
+        record |= other_facts(fact, new, by_subject[fact.subject], consequences, rng)
         records.append(record)
     return records
 
 
 def other_facts(
-    fact: Known, new: str, about: Sequence[Known], consequences: Consequences, rng: random.Random
+    fact: Known, new: str, subject_facts: Sequence[Known], consequences: Consequences, rng: random.Random
 ) -> dict[str, list[dict[str, str]]]:
     """Return probes of a subject's other facts: `same_subject` of those that stay, `portability` of those that follow.
 
-    Facts that follow and have no new answer, or the old one, are in neither. No text is asked twice. What stays has its
-    relation for its kind.
+    Facts that follow and have no new answer, or the old one, are in neither. No text is asked twice. The kind of a
+    `same_subject` probe is its relation.
     """
-    found: dict[str, list[dict[str, str]]] = {"same_subject": [], "portability": []}
+    probes: dict[str, list[dict[str, str]]] = {"same_subject": [], "portability": []}
     texts = {template.format(fact.subject) for template in fact.templates}
-    for other in about:
+    for other in subject_facts:
         if other.relation == fact.relation or overlap(fact.subject, other.object):
             continue
         probe = consequences.probe(fact.relation, fact.object, new, other.relation, other.object)
@@ -227,15 +227,15 @@ def other_facts(
             if (text := template.format(fact.subject)) not in texts:
                 texts.add(text)
                 kind = {"kind": other.relation} if field == "same_subject" else {}
-                found[field].append({"prompt": text, "target": answer, **kind})
-    return found
+                probes[field].append({"prompt": text, "target": answer, **kind})
+    return probes
 
 
 def in_turn(records: Sequence[dict[str, Any]], per_subject: int) -> list[dict[str, Any]]:
-    """Order records so that relations take turns: any first part of them is spread as evenly as it can be.
+    """Order records so that relations take turns, and any number of first records is spread as evenly as possible.
 
-    In its turn a relation gives the record whose subject has fewest so far, and of these one whose `same_subject`
-    probes are of most relations. No subject has more than `per_subject`.
+    In its turn a relation gives the record whose subject has the fewest so far, and among these the one whose
+    `same_subject` probes are of most relations. No subject has more than `per_subject`.
     """
     waiting: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for record in records:
@@ -248,15 +248,15 @@ def in_turn(records: Sequence[dict[str, Any]], per_subject: int) -> list[dict[st
         return used[record["requested_rewrite"]["subject"]], -len(kinds)
 
     while waiting:
-        for relation, own in list(waiting.items()):
-            best = min(own, key=rank)
+        for relation, remaining in list(waiting.items()):
+            best = min(remaining, key=rank)
             if rank(best)[0] >= per_subject:
                 del waiting[relation]
                 continue
             ordered.append(best)
-            own.remove(best)
+            remaining.remove(best)
             used[best["requested_rewrite"]["subject"]] += 1
-            if not own:
+            if not remaining:
                 del waiting[relation]
     return ordered
 
@@ -264,35 +264,35 @@ def in_turn(records: Sequence[dict[str, Any]], per_subject: int) -> list[dict[st
 def others(
     asked: Sequence[Relation], known: Sequence[Known], rng: random.Random, used: Counter[str], per_subject: int
 ) -> list[Any]:
-    """Draw a record for each fact that the model does not know, of relations that it knows facts of.
+    """Draw a record for each fact that the model does not know, in relations of which it knows facts.
 
     Args:
         asked: all relations.
         known: the facts that the model says in at least one template; those said in `TEMPLATES` are left out.
-        rng: what draws.
-        used: how many records each subject has; counted on.
+        rng: source of the draws.
+        used: number of records of each subject, updated in place.
         per_subject: the most records of one subject.
     """
-    mates, says = defaultdict(list), defaultdict(Counter)
-    said: set[tuple[str, str]] = set()  # the same fact may stand in two relations
+    mates, counts = defaultdict(list), defaultdict(Counter)
+    taken: set[tuple[str, str]] = set()  # the same fact may stand in two relations
     for fact in known:
-        says[fact.relation].update(fact.templates)
+        counts[fact.relation].update(fact.templates)
         if len(fact.templates) >= TEMPLATES:
             mates[fact.relation, fact.object].append(fact)
-            said.add((fact.subject, fact.object))
+            taken.add((fact.subject, fact.object))
     facts = [(relation, subject, object) for relation in asked for subject, object in relation.facts.items()]
     records = []
     for relation, subject, object in rng.sample(facts, len(facts)):
-        prompt, *rest = [template for template, _ in says[relation.name].most_common(1 + PARAPHRASES)] or [""]
+        prompt, *rest = [template for template, _ in counts[relation.name].most_common(1 + PARAPHRASES)] or [""]
         names = object, subject
-        news = sorted(new for new in {*relation.facts.values()} if not any(overlap(new, name) for name in names))
-        if not rest or not news or (subject, object) in said or used[subject] >= per_subject or overlap(*names):
+        candidates = sorted(new for new in {*relation.facts.values()} if not any(overlap(new, name) for name in names))
+        if not rest or not candidates or (subject, object) in taken or used[subject] >= per_subject or overlap(*names):
             continue
-        said.add((subject, object))
+        taken.add((subject, object))
         used[subject] += 1
-        near = mates[relation.name, object]
-        near = rng.sample(near, min(MOST_NEIGHBORS, len(near)))
-        records.append(record_of(relation.name, subject, prompt, rest, object, rng.choice(news), near, rng))
+        neighbors = mates[relation.name, object]
+        neighbors = rng.sample(neighbors, min(MOST_NEIGHBORS, len(neighbors)))
+        records.append(record_of(relation.name, subject, prompt, rest, object, rng.choice(candidates), neighbors, rng))
     return records
 
 
@@ -303,7 +303,7 @@ def record_of(
     paraphrases: Sequence[str],
     old: str,
     new: str,
-    near: Sequence[Known],
+    neighbors: Sequence[Known],
     rng: random.Random,
 ) -> dict[str, Any]:
     """Write a record of CounterFact with a prompt for each neighbor in `near`, and no other facts of the subject."""
@@ -318,7 +318,7 @@ def record_of(
             "subject": subject,
         },
         "paraphrase_prompts": [template.format(subject) for template in paraphrases],
-        "neighborhood_prompts": [rng.choice(mate.templates).format(mate.subject) for mate in near],
+        "neighborhood_prompts": [rng.choice(mate.templates).format(mate.subject) for mate in neighbors],
         "attribute_prompts": [],
         "generation_prompts": [subject],
         "same_subject": [],
@@ -327,7 +327,7 @@ def record_of(
 
 
 def overlap(a: str, b: str) -> bool:
-    """Return whether one name holds the other: the answer is read off, or the new object begins with the old one."""
+    """Return whether one name contains the other, so that the answer is in the prompt, or one object in the other."""
     a, b = a.casefold(), b.casefold()
     return a in b or b in a
 
@@ -341,7 +341,7 @@ def split(records: Sequence[dict[str, Any]], apart: Collection[str]) -> None:
 
 
 def set_apart(paths: Iterable[Path]) -> set[str]:
-    """Return the subjects of files: lists of names, or facts; of those with a split, its part for development."""
+    """Return the subjects of files of names or facts; of facts with a split, only those for development."""
     records = [record for path in paths for record in read(path, [])]
     names = {record for record in records if isinstance(record, str)}
     facts = [r for r in records if not isinstance(r, str) and r.get("split", "development") == "development"]
@@ -349,7 +349,7 @@ def set_apart(paths: Iterable[Path]) -> set[str]:
 
 
 def summary(records: Sequence[Mapping[str, Any]]) -> Iterable[str]:
-    """Yield a line on each split: what its facts share, and what is probed."""
+    """Yield a line for each split: what its facts share, and how many have probes of each kind."""
     for split in dict.fromkeys(record["split"] for record in records):
         facts = [parse_record(record) for record in records if record["split"] == split]
         probed = {name: sum(bool(getattr(fact, name)) for fact in facts) for name in PROBED}
@@ -383,14 +383,14 @@ FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 @click.option("--known", type=FILE, help="known_1000.json.")
 @click.option("--more", type=FILE, help="More templates and facts.")
 @click.option("--apart", multiple=True, type=FILE, help="Facts whose subjects are for development only.")
-@click.option("--count", default=600, show_default=True, help="The most edits.")
-@click.option("--fill", default=0, show_default=True, help="Add facts that are not known, up to so many records.")
+@click.option("--count", default=600, show_default=True, help="Most edits to make.")
+@click.option("--fill", default=0, show_default=True, help="Add unknown facts, up to this many records.")
 @click.option("--per-subject", default=2, show_default=True)
-@click.option("--subjects", default=60, show_default=True, help="The most subjects asked of a relation.")
+@click.option("--subjects", default=60, show_default=True, help="Most subjects to ask of a relation.")
 @click.option("--seed", default=0, show_default=True)
-@click.option("--dtype", default="auto", show_default=True, help="What the model computes in.")
-@click.option("--screen", help="Ask in this dtype first, and again in the model's own only what that affirms.")
-@click.option("--screen-model", help="Ask this model first, and MODEL only what it affirms.")
+@click.option("--dtype", default="auto", show_default=True, help="Precision of the model.")
+@click.option("--screen", help="Ask in this dtype first, and again in the model's own what that affirms.")
+@click.option("--screen-model", help="Ask this model first, and MODEL what it affirms.")
 def main(
     model: str,
     out: Path,

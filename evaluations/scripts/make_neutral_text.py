@@ -2,9 +2,9 @@
 
     python evaluations/scripts/make_neutral_text.py --model FOLDER [--rows N] --out ffedit/inference/neutral.txt.gz
 
-SmolLM2-135M-Instruct (Apache 2.0) goes on from beginnings on many subjects in many forms, by nucleus sampling with a
-fixed seed. What repeats itself is dropped, and each text ends with a sentence. Neither subjects nor forms were chosen
-with any fact of an evaluation in view. Writes what it has after each batch, and goes on from there.
+SmolLM2-135M-Instruct (Apache 2.0) continues beginnings about many topics in many forms, by nucleus sampling with a
+fixed seed. Texts that repeat themselves are dropped, and each text ends with a sentence. Neither topics nor forms were
+chosen with any fact of an evaluation in view. The texts are written after each batch, and a second run resumes.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ FORMS = (
 NEW = 144
 BATCH = 96
 TEMPERATURE, TOP_K, TOP_P = 0.9, 60, 0.95
-# Special tokens of SmolLM2: the text goes on.
+# Number of SmolLM2's special tokens, which are not sampled, so that no text ends early.
 SPECIAL = 20
 # A text that zlib makes this many times smaller repeats itself.
 REPEATS = 3.0
@@ -88,39 +88,39 @@ REPEATS = 3.0
 
 @click.command()
 @click.option("--model", required=True)
-@click.option("--rows", default=594, show_default=True, help="How many texts, of about 140 tokens each.")
+@click.option("--rows", default=594, show_default=True, help="Number of texts, of about 140 tokens each.")
 @click.option("--dtype", default="bfloat16", show_default=True)
 @click.option("--out", type=click.Path(path_type=Path), required=True)
 def main(model: str, rows: int, dtype: str, out: Path) -> None:
     """Sample, keep, tidy, pack."""
     raw = out.with_suffix(".jsonl")
-    done = len(raw.read_text(encoding="utf-8").splitlines()) if raw.exists() else 0
+    written = len(raw.read_text(encoding="utf-8").splitlines()) if raw.exists() else 0
     prompts = beginnings()[:rows]
-    if done < len(prompts):
+    if written < len(prompts):
         tokenizer = AutoTokenizer.from_pretrained(model)
         decoder = AutoModelForCausalLM.from_pretrained(model, dtype=getattr(torch, dtype)).eval()
-        for first in range(done, len(prompts), BATCH):
-            some = prompts[first : first + BATCH]
-            texts = [tokenizer.decode(new) for new in sampled(decoder, tokenizer, some, seed=first)]
+        for first in range(written, len(prompts), BATCH):
+            batch = prompts[first : first + BATCH]
+            texts = [tokenizer.decode(new) for new in sampled(decoder, tokenizer, batch, seed=first)]
             with raw.open("a", encoding="utf-8") as file:
-                file.writelines(json.dumps([p, t]) + "\n" for p, t in zip(some, texts, strict=True))
-            print(f"{first + len(some)} of {len(prompts)} texts", flush=True)
+                file.writelines(json.dumps([p, t]) + "\n" for p, t in zip(batch, texts, strict=True))
+            print(f"{first + len(batch)} of {len(prompts)} texts", flush=True)
     pairs = [json.loads(line) for line in raw.read_text(encoding="utf-8").splitlines()]
-    texts = [text for prompt, said in pairs if (text := tidy(prompt, said))]
+    texts = [text for prompt, continuation in pairs if (text := tidy(prompt, continuation))]
     out.write_bytes(gzip.compress("\n\n".join(texts).encode(), 9, mtime=0))
     print(f"{len(texts)} of {len(pairs)} texts kept, {sum(map(len, texts)):,} characters")
 
 
 def beginnings() -> list[str]:
-    """Each topic in two forms, in a fixed order."""
+    """Return beginnings about each topic in two forms, in a fixed order."""
     pairs = [(t, FORMS[i]) for n, t in enumerate(TOPICS) for i in (n % len(FORMS), (n * 7 + 5) % len(FORMS))]
     random.Random(0).shuffle(pairs)
     return [form.format(t=topic, T=topic[0].upper() + topic[1:]) for topic, form in pairs]
 
 
-def tidy(prompt: str, said: str) -> str:
-    """Return the text up to the end of its last sentence; none where it repeats itself."""
-    text = prompt.rstrip(" ") + said
+def tidy(prompt: str, continuation: str) -> str:
+    """Return the text up to the end of its last sentence; "" if it is short or repeats itself."""
+    text = prompt.rstrip(" ") + continuation
     text = text[: max(text.rfind(end) for end in (". ", ".\n", "! ", "? ")) + 1]
     raw = text.encode()
     return "" if len(raw) < 200 or len(raw) / len(zlib.compress(raw, 9)) > REPEATS else text
@@ -128,24 +128,24 @@ def tidy(prompt: str, said: str) -> str:
 
 @torch.inference_mode()
 def sampled(decoder: torch.nn.Module, tokenizer: object, prompts: list[str], seed: int) -> list[list[int]]:
-    """Return what comes after each prompt, [prompts][NEW] token ids; a line break stands first, as attention's sink."""
+    """Return continuations, [prompts][NEW] token ids; a line break precedes each prompt, as the attention sink."""
     generator = torch.Generator().manual_seed(seed)
     ids = [tokenizer("\n" + prompt.rstrip(" "))["input_ids"] for prompt in prompts]  # type: ignore[operator]
     width = max(map(len, ids))
-    given = torch.tensor([[0] * (width - len(row)) + row for row in ids])
+    inputs = torch.tensor([[0] * (width - len(row)) + row for row in ids])
     mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in ids])
     positions, cache, new = (mask.cumsum(1) - 1).clamp(min=0), DynamicCache(), []
     for _ in range(NEW):
-        told = {"attention_mask": mask, "position_ids": positions, "past_key_values": cache, "use_cache": True}
-        hidden = decoder.model(input_ids=given, **told).last_hidden_state[:, -1]  # type: ignore[operator,union-attr]
+        options = {"attention_mask": mask, "position_ids": positions, "past_key_values": cache, "use_cache": True}
+        hidden = decoder.model(input_ids=inputs, **options).last_hidden_state[:, -1]  # type: ignore[operator,union-attr]
         logits = decoder.lm_head(hidden).float() / TEMPERATURE  # type: ignore[operator]
         logits[:, :SPECIAL] = -torch.inf
         best, at = logits.topk(TOP_K, 1)
         chances = best.softmax(1)
         chances = chances * (chances.cumsum(1) - chances < TOP_P)
-        given = at.gather(1, torch.multinomial(chances, 1, generator=generator))
-        new.append(given)
-        mask = torch.cat([mask, torch.ones_like(given)], 1)
+        inputs = at.gather(1, torch.multinomial(chances, 1, generator=generator))
+        new.append(inputs)
+        mask = torch.cat([mask, torch.ones_like(inputs)], 1)
         positions = positions[:, -1:] + 1
     rows: list[list[int]] = torch.cat(new, 1).tolist()
     return rows

@@ -1,4 +1,4 @@
-"""Draw `reports/apply-NAME.svg`: what a person sees of `ffedit apply edits/eiffel-tower.json --model MODEL`.
+"""Draw `reports/apply-NAME.svg`, the terminal after `ffedit apply edits/eiffel-tower.json --model MODEL`.
 
 python evaluations/scripts/make_picture.py gemma3-270m.gguf smollm2
 """

@@ -1,8 +1,8 @@
-"""What the comparisons share: facts of a file, one edit in the weights for a while, its scores, and paired differences.
+"""Helpers of the comparisons: facts of a file, an edit that is in the weights for a block, scores, paired differences.
 
-An edit is a mapping of addresses to changes, whoever computed it, so that ffedit's and a rival's are written and scored
-alike. The scores before are asked once for a fact. Intervals are over subjects, as the evaluator's
-(`ffedit.evaluator.intervals`); what is compared is compared on the same facts and the same draws.
+An edit is a mapping of addresses to changes, so that ffedit's and a rival's are written and scored alike. The scores
+before are computed once for each fact. Intervals are over subjects, like the evaluator's
+(`ffedit.evaluator.intervals`); paired differences use the same facts and the same draws.
 """
 
 import time
@@ -22,8 +22,8 @@ from ffedit.evaluator import Evaluation, Scores
 from ffedit.evaluator.intervals import changes, intervals
 from ffedit.files.resuming import Journal
 
-# Shares per fact: by what greedy generation says, of which the harmonic mean is (of their means), and, as published, by
-# which of two objects is likelier.
+# Rates of a fact. Those of FOUR are by greedy generation; the harmonic mean is that of their means. The published ones
+# are by which of two objects is likelier.
 FOUR = ("generation", "paraphrase_generation", "neighbor_generation", "same_subject")
 RATES = (*FOUR, "efficacy", "paraphrase", "specificity", "portability", "degenerate")
 SEED, DRAWS = 0, 2000
@@ -31,9 +31,9 @@ Columns = Mapping[str, Sequence[Any]]
 
 
 def facts_in(data: Path, split: str | None = None, limit: int | None = None, probed: bool = False) -> list[Fact]:
-    """Return the first facts of a file in any form that ffedit reads; of a file with splits, those of one.
+    """Return the first facts of a file in any form that ffedit reads; with `split`, the first ones of that split.
 
-    `probed` takes only those of whose subject other facts are asked.
+    `probed` takes only facts whose subject has other facts to ask.
     """
     facts = facts_of(split, None, data) if split is not None else ffedit.read_facts(data)
     return [fact for fact in facts if fact.same_subject or not probed][:limit]
@@ -41,7 +41,7 @@ def facts_in(data: Path, split: str | None = None, limit: int | None = None, pro
 
 @contextmanager
 def written(editable: Editable, updates: Mapping[ffedit.Address, Any]) -> Iterator[None]:
-    """In the block, `updates` are in the weights; afterwards these are what they were, bit for bit."""
+    """In the block, `updates` are in the weights, which afterwards are as before, bit for bit."""
     memories = [editable.memories[at] for at in updates]
     with restored(memories):
         for memory, delta in zip(memories, updates.values(), strict=True):
@@ -50,26 +50,26 @@ def written(editable: Editable, updates: Mapping[ffedit.Address, Any]) -> Iterat
 
 
 class Examiner:
-    """Scores facts before and after edits; what is asked before is asked once for each group of facts."""
+    """Scores facts before and after edits; the scores before are computed once for each group of facts."""
 
     def __init__(self, editable: Editable) -> None:
         self.editable = editable
         self._evaluations: dict[tuple[Fact, ...], Evaluation] = {}
 
     def of(self, facts: Sequence[Fact]) -> Evaluation:
-        """Return the questions of facts that are edited together, and their scores before."""
+        """Return the evaluation of facts that are edited together, with their scores before."""
         if tuple(facts) not in self._evaluations:
             self._evaluations[tuple(facts)] = Evaluation(self.editable, facts)
         return self._evaluations[tuple(facts)]
 
     def forget(self) -> None:
-        """Hold no answers any more: of hundreds of facts they would fill the memory."""
+        """Drop all answers, because those of hundreds of facts would fill the memory."""
         self._evaluations.clear()
 
     def scores(
         self, facts: Sequence[Fact], updates: Mapping[ffedit.Address, Any] | None = None
     ) -> list[tuple[dict[str, float | None], dict[str, float | None], str]]:
-        """For each fact its rates before and after, and what is said to its prompt; None: as the model is now."""
+        """Return for each fact its rates before and after `updates`, if any, and the model's answer to its prompt."""
         evaluation = self.of(facts)
         with written(self.editable, updates or {}):
             after = evaluation.scores()
@@ -84,7 +84,7 @@ def rates(scores: Scores) -> dict[str, float | None]:
 
 @contextmanager
 def timed(into: dict[str, float]) -> Iterator[None]:
-    """Seconds of the block: on the clock, and of this process's processors (which a busy machine changes less)."""
+    """Add seconds of the block to `into`: by the clock, and processor seconds, which a busy machine changes less."""
     clock, processor = time.perf_counter(), time.process_time()
     yield
     into |= {"seconds": time.perf_counter() - clock, "processor_seconds": time.process_time() - processor}
@@ -96,27 +96,27 @@ def facts_done(journal: Journal) -> set[str]:
 
 
 def name_of(fact: Fact) -> str:
-    """By which a fact is known in a journal."""
+    """Return the name of a fact in a journal."""
     return f"{fact.text} {fact.target}"
 
 
 def named(fact: Fact) -> dict[str, str]:
-    """Return what a line of a journal says of its fact."""
+    """Return the entries of a journal's line that identify its fact."""
     return {"fact": name_of(fact), "subject": fact.subject}
 
 
 def columns_of(lines: Sequence[Mapping[str, Any]], facts: Sequence[str], when: str = "after") -> Columns:
-    """By measure, its value for each of `facts`, which are all there, and their subjects; seconds are the edit's."""
+    """Return by name the measures of `facts`, all of which have a line, their subjects, and the edits' seconds."""
     by_fact = {line["fact"]: line for line in lines}
-    some = [by_fact[fact] for fact in facts]
-    found = {name: [line[when][name] for line in some] for name in RATES}
-    return {**found, **{name: [line[name] for line in some] for name in ("subject", "seconds", "processor_seconds")}}
+    chosen = [by_fact[fact] for fact in facts]
+    columns = {name: [line[when][name] for line in chosen] for name in RATES}
+    return columns | {name: [line[name] for line in chosen] for name in ("subject", "seconds", "processor_seconds")}
 
 
 def interval(columns: Columns, name: str, against: Columns | None = None) -> bootstrap.Interval | None:
-    """A mean over facts with its 95 % interval over subjects; with `against`, the paired difference to it.
+    """Return a mean over facts with its 95 % interval over subjects, or its paired difference from `against`.
 
-    `against` is of the same facts. None where nothing was measured.
+    `against` has the same facts. None if nothing was measured.
     """
     subjects = columns["subject"]
     sides = [columns] if against is None else [columns, against]
@@ -131,12 +131,12 @@ def interval(columns: Columns, name: str, against: Columns | None = None) -> boo
     return bootstrap.percentile_interval(float(values[0]), values[1:])
 
 
-def shown(found: bootstrap.Interval | None, signed: bool = False, places: int = 3) -> str:
-    """A figure with its interval, or a dash."""
-    if found is None:
+def shown(figure: bootstrap.Interval | None, signed: bool = False, places: int = 3) -> str:
+    """Return a figure with its interval, or a dash."""
+    if figure is None:
         return "-"
     form = f"{'+' if signed else ''}.{places}f"
-    return f"{found.mean:{form}} [{found.low:{form}}, {found.high:{form}}]"
+    return f"{figure.mean:{form}} [{figure.low:{form}}, {figure.high:{form}}]"
 
 
 def _array(values: Sequence[float | None]) -> np.ndarray:

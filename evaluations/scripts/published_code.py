@@ -2,28 +2,28 @@
 
     git clone https://github.com/kmeng01/rome DIR
 
-None of it stands here: `execute_rome` of the checkout computes each update, with the numbers of its own
+This repository has no copy of it: `execute_rome` of the checkout computes each update, with the settings of its own
 hparams/ROME/gpt2-xl.json (Meng et al. 2022, arXiv 2202.05262). It was written for GPT-2 and GPT-J on a GPU, for
-transformers 4.15 and PyTorch 1.10. It needs PyYAML, matplotlib and datasets. What is put in place of something else, at
-run time and only while it is imported or runs:
+transformers 4.15 and PyTorch 1.10. It needs PyYAML, matplotlib and datasets. These parts are replaced at run time, only
+while it is imported or runs:
 
 - The current folder is the checkout while it is imported: `util.globals` reads globals.yml there.
-- Hyper-parameters: the layer, the names of the model's modules, and the layer of the loss, which is the last; Adam's
-  rate, if another is asked for.
-- "cuda": wherever it is asked for, the model's device is taken (`OnDevice`).
+- Hyper-parameters: the layer, the names of the model's modules, the layer of the loss, which is the last one, and
+  Adam's rate, if another one is asked for.
+- "cuda": the model's device is used wherever the code asks for it (`OnDevice`).
 - `config.n_embd`: the width of the model, where its configuration has another name for it.
 - `compute_u.get_inv_cov`, which downloads statistics of Wikipedia: the inverse of ffedit's C for the same layer, formed
   in float64 and cast to float32.
 - `rome_main.CONTEXT_TEMPLATES_CACHE`, which the code fills with "{}" and "TEXT. {}" of texts that it samples: the same
-  of the prefixes of `rivals`, 10 of 5 and 10 of 10 tokens. (There the first token, which begins a text, counts among
-  them.) The code's own loop runs, but gives an attention mask for new tokens alone, with which transformers 5 lets them
-  see nothing before them: its texts are noise.
-- The tokenizer pads on the right, with its end-of-text token where it has none to pad with, as the code's own
-  experiments set it.
-- What it prints is read (its losses) and not shown.
+  with the prefixes of `rivals`, 10 of 5 and 10 of 10 tokens (the code counts the token that begins a text, too). The
+  code's own loop runs, but gives an attention mask for new tokens alone, with which transformers 5 lets them see
+  nothing before them: its texts are noise.
+- The tokenizer pads on the right, with its end-of-text token if it has no padding token, as in the code's own
+  experiments.
+- Its output is not shown; its losses are read from it.
 
 The code counts the tokens of a prompt's pieces, and adds δ to the output of the module that holds the value matrix. A
-tokenizer that puts a token in front of a text, a prompt whose subject neither begins it nor stands behind a blank, and
+tokenizer that puts a token in front of a text, a prompt whose subject neither begins it nor follows a blank, and
 a value matrix in no feed-forward module are refused.
 """
 
@@ -53,7 +53,7 @@ ABSENT = object()
 
 @dataclass(frozen=True)
 class Checkout:
-    """Parts of the published code that are called, or that something is put in place of.
+    """Parts of the published code that are called or replaced.
 
     Attributes:
         main: its module `rome.rome_main`.
@@ -102,17 +102,16 @@ def published_code(
 
     Args:
         editable: the model, in float32; the code changes its weights and puts them back.
-        fact: what to write.
-        layer: where.
+        fact: the fact to write.
+        layer: the layer to edit.
         C_inverse: inverse of the second moment of the layer's keys over ordinary text, [d_ff, d_ff], float32.
         prefixes: texts before the prompt, by `rivals.sampled_prefixes(editable, PUBLISHED)`; the bare prompt comes on
             top.
         checkout: the code.
-        rate: Adam's; 0.5 for GPT-2 XL.
+        rate: Adam's rate; 0.5 for GPT-2 XL.
 
     Raises:
-        FFEditError: the prompt or the tokenizer is one that the code would cut wrongly, or the layer one that it cannot
-            edit.
+        FFEditError: the code would split this prompt wrongly, or with this tokenizer, or it cannot edit the layer.
     """
     if editable.start_tokens:
         raise FFEditError(
@@ -129,7 +128,7 @@ def published_code(
 
 
 def numbers_for(memory: KeyValueMemory, editable: Editable, checkout: Checkout, rate: float) -> Any:
-    """Return the published hyper-parameters of GPT-2 XL, with this layer, the names of its modules and Adam's rate."""
+    """Return the published hyper-parameters of GPT-2 XL with this layer, its module names and Adam's rate."""
     block, mlp, matrix = module_templates(memory, editable)
     return replace(
         checkout.numbers,
@@ -146,7 +145,7 @@ def module_templates(memory: KeyValueMemory, editable: Editable) -> tuple[str, s
     """Return the paths of a layer, of its feed-forward module and its value matrix, with "{}" for the layer's number.
 
     Raises:
-        FFEditError: the value matrix stands in the layer itself.
+        FFEditError: the value matrix is in the layer itself, not in a feed-forward module.
     """
     block = next(name for name, module in editable.model.named_modules() if module is memory.block)
     layer = block.removesuffix(str(memory.address.layer)) + "{}"
@@ -166,7 +165,7 @@ def request_of(fact: Fact) -> dict[str, Any]:
     before, after = fact.text[:start], fact.text[end:]
     if before[-1:].strip() or {"{", "}"} & {*before, *after}:
         raise FFEditError(
-            f"{fact.text!r}: the published code finds a subject that begins its prompt or stands behind a blank, in a "
+            f"{fact.text!r}: the published code finds a subject that begins its prompt or follows a blank, in a "
             "prompt without braces; leave this fact out"
         )
     return {"prompt": f"{before}{{}}{after}", "subject": fact.subject, "target_new": {"str": fact.new_object}}
@@ -174,7 +173,7 @@ def request_of(fact: Fact) -> dict[str, Any]:
 
 @contextmanager
 def substituted(editable: Editable, checkout: Checkout, C_inverse: Tensor, prefixes: Sequence[str]) -> Iterator[None]:
-    """In the block, all that the module's docstring lists stands in the place of what the code would take."""
+    """In the block, the replacements that the module's docstring lists are in effect."""
     tokenizer, config = editable.tokenizer, editable.model.config
     pad = tokenizer.pad_token or tokenizer.eos_token
     templates = ["{}", *(f"{prefix}. {{}}" for prefix in prefixes)]
@@ -190,7 +189,7 @@ def substituted(editable: Editable, checkout: Checkout, C_inverse: Tensor, prefi
 
 @contextmanager
 def replaced(holder: Any, **values: Any) -> Iterator[None]:
-    """In the block, `holder` has these attributes; afterwards those that it had."""
+    """In the block, `holder` has these attributes; afterwards it has those from before."""
     before = {name: getattr(holder, name, ABSENT) for name in values}
     try:
         for name, value in values.items():
@@ -205,7 +204,7 @@ def replaced(holder: Any, **values: Any) -> Iterator[None]:
 
 
 class OnDevice(TorchFunctionMode):
-    """In the block, a torch function that is asked for "cuda" takes `device`."""
+    """In the block, torch functions use `device` where their arguments name "cuda"."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__()

@@ -1,12 +1,12 @@
 """Two honest rivals, as plain loops of whole forward passes: the published ROME, and a rank-one editor of sixty lines.
 
-Nothing here is clever, and nothing is wasted: no cache, no parameter asks for a gradient, what is read before the first
-step is read in its pass. Of ffedit they use what finds the value matrix and puts a prompt into tokens, so that all see
-the same prompts; the arithmetic is their own.
+They use no tricks and waste nothing: no cache is built, no parameter gets a gradient, and the first step's pass also
+gives what is read before it. From ffedit they take only the value matrix and the tokens of prompts, so that all editors
+see the same prompts; the arithmetic is their own.
 
 `published_rome` is Meng et al. 2022 (arXiv 2202.05262) as its code does it with the numbers of GPT-2 XL: the prompt
-bare and behind 20 sampled prefixes, v* by Adam at 0.5 (or another rate, chosen on development facts), ‖δ‖ at most 4
-times what the layer gives, 0.0625 KL(after ‖ before) after "{subject} is a", a decay of 0.5 ‖δ‖ / ‖W k‖², an end at a
+bare and after 20 sampled prefixes, v* by Adam at 0.5 (or another rate, chosen on development facts), ‖δ‖ at most 4
+times the layer's output, 0.0625 KL(after ‖ before) after "{subject} is a", a decay of 0.5 ‖δ‖ / ‖W k‖², an end at a
 loss of 0.05, Δ = δ (C⁻¹k*)ᵀ / (k*ᵀ C⁻¹ k*). Three things are not as in the code: k* is the same vector in the numerator
 and the denominator, the mean over all contexts (the code divides by the bare prompt's, which arXiv 2403.07175
 corrects); the divergence is read at the prompt's last token, as the paper has it, not at the subject's; and there may
@@ -37,10 +37,10 @@ class RankOne:
     """Δ = left rightᵀ.
 
     Attributes:
-        address: of the value matrix that it is for.
+        address: address of the value matrix.
         left: [d_model], float64.
         right: [d_ff], float64.
-        losses: before each step, nats.
+        losses: loss before each step, nats.
     """
 
     address: Address
@@ -50,7 +50,7 @@ class RankOne:
 
     @property
     def updates(self) -> dict[Address, LowRank]:
-        """Return the change by address, as of an `ffedit.Edit`."""
+        """Return the change by address, as in an `ffedit.Edit`."""
         return {self.address: LowRank(self.left[:, None], self.right[None])}
 
 
@@ -76,16 +76,16 @@ def published_rome(
     steps: int = 25,
     rate: float = 0.5,
 ) -> Solved:
-    """Write `fact` as published.
+    """Compute the update that writes `fact`, as published.
 
     Args:
         editable: the model; nothing in it changes.
-        fact: what to write.
-        layer: where.
+        fact: the fact to write.
+        layer: the layer to edit.
         C: second moment of the layer's keys over ordinary text, [d_ff, d_ff], float64.
         prefixes: texts before the prompt, by `sampled_prefixes(editable, PUBLISHED)`; the bare prompt comes on top.
-        steps: forward passes, at most.
-        rate: Adam's; 0.5 for GPT-2 XL.
+        steps: most forward passes.
+        rate: Adam's rate; 0.5 for GPT-2 XL.
     """
     memory = matrix_of(editable, layer)
     stating = [state(editable, fact, prefix) for prefix in ("", *prefixes)]
@@ -115,15 +115,15 @@ def published_rome(
 def plain_rank_one(
     editable: Editable, fact: Fact, layer: int, C: Tensor | None, prefixes: Sequence[str], steps: int = 40
 ) -> Solved:
-    """Write `fact` by the plainest means that know no units: a few prefixes, Adam in multiples of ‖W k*‖, no KL.
+    """Compute the update of `fact` by the plainest means: a few prefixes, Adam in multiples of ‖W k*‖, no KL.
 
     Args:
         editable: the model; nothing in it changes.
-        fact: what to write.
-        layer: where.
-        C: as of `published_rome`; None for the identity.
+        fact: the fact to write.
+        layer: the layer to edit.
+        C: as in `published_rome`; None for the identity.
         prefixes: texts before the prompt, by `sampled_prefixes(editable, FEW)`; the bare prompt comes on top.
-        steps: of Adam, at most; it ends where every context gives the new object a probability of `DONE`.
+        steps: most steps of Adam; it ends when every context gives the new object a probability of `DONE`.
     """
     memory = matrix_of(editable, layer)
     stating = [state(editable, fact, prefix) for prefix in ("", *prefixes)]
@@ -136,10 +136,10 @@ def plain_rank_one(
         adam = torch.optim.Adam([z], lr=0.1)
         for _ in range(steps):
             logits, _, _ = whole_pass(editable, memory, stating, unit * z)
-            said = torch.stack([log_probs(logits[i], text).sum() for i, text in enumerate(stating)])
-            loss = 0.5 * z.square().mean() - said.mean()
+            likelihoods = torch.stack([log_probs(logits[i], text).sum() for i, text in enumerate(stating)])
+            loss = 0.5 * z.square().mean() - likelihoods.mean()
             losses.append(loss.item())
-            if float(said.min()) > log(DONE):
+            if float(likelihoods.min()) > log(DONE):
                 break
             adam.zero_grad()
             loss.backward()
@@ -150,7 +150,7 @@ def plain_rank_one(
 
 
 def rank_one(memory: KeyValueMemory, key: Tensor, delta: Tensor, C: Tensor | None, losses: Sequence[float]) -> Solved:
-    """Return the smallest change, in the norm of C, that moves what `key` gives by `delta`."""
+    """Return the smallest change, in the norm of C, that moves the layer's output for `key` by `delta`."""
     u = key if C is None else torch.linalg.solve(C.to(key), key)
     value = memory.value.double() @ key + delta.double()
     right = u / (u @ key)
@@ -161,16 +161,16 @@ def matrix_of(editable: Editable, layer: int) -> KeyValueMemory:
     """Return the value matrix of a layer.
 
     Raises:
-        FFEditError: the layer holds several.
+        FFEditError: the layer has several.
     """
-    found = [memory for address, memory in editable.memories.items() if address.layer == layer]
-    if len(found) != 1 or found[0].slot is not None:
-        raise FFEditError(f"layer {layer} of {editable.name} has {len(found)} value matrices; the rivals write to one")
-    return found[0]
+    memories = [memory for address, memory in editable.memories.items() if address.layer == layer]
+    if len(memories) != 1 or memories[0].slot is not None:
+        raise FFEditError(f"layer {layer} of {editable.name} has {len(memories)} value matrices; the rivals edit one")
+    return memories[0]
 
 
 def state(editable: Editable, fact: Fact, prefix: str) -> Encoded:
-    """Return the prompt with the new object, behind a prefix."""
+    """Return the prompt with the new object, after a prefix."""
     before = f"{prefix}. " if prefix else ""
     span = fact.span[0] + len(before), fact.span[1] + len(before)
     return editable.encode(before + fact.text, fact.new_object, span)
@@ -179,11 +179,11 @@ def state(editable: Editable, fact: Fact, prefix: str) -> Encoded:
 def whole_pass(
     editable: Editable, memory: KeyValueMemory, texts: Sequence[Encoded], delta: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Run all layers at all tokens of `texts`, with δ added to what the matrix gives at each subject's last token.
+    """Run all layers at all tokens of `texts`, with δ added to the matrix's output at each subject's last token.
 
     Returns:
-        Logits [texts, tokens, vocabulary]; at the subject's last tokens, the keys [texts, d_ff] and what the matrix
-        gave for them, [texts, d_model].
+        Logits [texts, tokens, vocabulary]; at the subjects' last tokens, the keys [texts, d_ff] and the matrix's
+        outputs for them, [texts, d_model].
     """
     longest = max(len(text.ids) for text in texts)
     ids = torch.tensor([[*text.ids, *[0] * (longest - len(text.ids))] for text in texts], device=editable.device)
@@ -191,10 +191,10 @@ def whole_pass(
     at = torch.arange(len(texts)), torch.tensor([text.subject_last for text in texts])
     seen: list[Tensor] = []
 
-    def add(_: nn.Module, given: Any, output: Tensor) -> Tensor:
+    def add(_: nn.Module, inputs: Any, output: Tensor) -> Tensor:
         # Some models flatten texts and tokens.
         moved = output.reshape(*ids.shape, -1).clone()
-        seen.extend((given[0].reshape(*ids.shape, -1)[at].detach(), moved[at].detach()))
+        seen.extend((inputs[0].reshape(*ids.shape, -1)[at].detach(), moved[at].detach()))
         moved[at] += delta.to(moved)
         return moved.reshape(output.shape)
 
@@ -207,16 +207,16 @@ def whole_pass(
 
 
 def log_probs(logits: Tensor, text: Encoded) -> Tensor:
-    """Of the new object's tokens, given those before each; `logits` is [tokens, vocabulary]."""
-    given = logits[text.answer - 1 : len(text.ids) - 1].log_softmax(-1)
-    return given.gather(-1, torch.tensor(text.target_ids, device=logits.device)[:, None])[:, 0]
+    """Return the log-probability of each token of the new object; `logits` is [tokens, vocabulary]."""
+    predicted = logits[text.answer - 1 : len(text.ids) - 1].log_softmax(-1)
+    return predicted.gather(-1, torch.tensor(text.target_ids, device=logits.device)[:, None])[:, 0]
 
 
 @torch.no_grad()
 def sampled_prefixes(editable: Editable, asked: Sequence[tuple[int, int]], seed: int = 0) -> list[str]:
-    """Beginnings of texts that the model says, drawn from its `TOP` likeliest tokens; once for a model."""
-    tokenizer, found = editable.tokenizer, []
-    # As the published code begins them: with what stands in front of a text, or between two.
+    """Return beginnings of texts that the model samples from its `TOP` likeliest tokens; they serve all its facts."""
+    tokenizer, prefixes = editable.tokenizer, []
+    # As in the published code, they follow the token that precedes a text, or that separates two.
     starts = (*editable.start_tokens[-1:], tokenizer.eos_token_id, tokenizer.bos_token_id, 0)
     start = next(token for token in starts if token is not None)
     with torch.random.fork_rng():
@@ -228,5 +228,5 @@ def sampled_prefixes(editable: Editable, asked: Sequence[tuple[int, int]], seed:
                 rows, attention_mask=torch.ones_like(rows), do_sample=True, top_k=TOP, temperature=1.0, **sizes
             )
             texts = tokenizer.batch_decode(ids[:, 1:], skip_special_tokens=True)
-            found += [text.replace("{", " ").replace("}", " ").strip() for text in texts]
-    return found
+            prefixes += [text.replace("{", " ").replace("}", " ").strip() for text in texts]
+    return prefixes

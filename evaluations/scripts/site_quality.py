@@ -1,21 +1,21 @@
-"""Find what tells where an edit is good: a site's effect, reach and leak beside the quality of edits made there.
+"""Test whether a site's effect, reach or leak predicts the quality of edits made there.
 
     python evaluations/scripts/site_quality.py run --models DIR --out OUT [--model NAME ...] [--set NAME=VALUE ...]
     python evaluations/scripts/site_quality.py report --out OUT [--out OUT ...] [--into FILE.md]
 
 A site is a token and a layer. Development facts of each model of `MODELS` are traced (`ffedit.locate`) and mapped
-(`ffedit.site_map`, which is not given the neighbors that are asked afterwards), then edited at each of some layers at
-the subject's last token and, where it is another, at the token of the largest effect; each edit is undone before the
-next. Quality is by what greedy generation says (`one_by_one.FOUR`): the mean of the four rates of a fact, and their
-harmonic mean, which is 0 where one of them is.
+(`ffedit.site_map`, which does not get the neighbors that are asked afterwards), then edited at several layers, at the
+subject's last token and, if it is another one, at the token with the largest effect; each edit is undone before the
+next. Quality is by what greedy generation says (`one_by_one.FOUR`): the mean of a fact's four rates, and their harmonic
+mean, which is 0 if one of them is 0.
 
 Hase et al. (2023, arXiv 2301.04213) found no correlation of the traced effect with the success of edits, over layers at
 the subject's last token. The report gives Spearman's rank correlation of quality with the effect, with minus the
-distance from a quarter of the depth, with reach, with minus the leak, and with a number that is linear in the share of
-the total effect, reach and the logarithm of the leak, fitted on the first model and tested on the others. Per fact:
-over the sites of a fact, mean over facts; pooled: over the sites of all facts. Intervals are over subjects. Then it
-gives the quality that taking the best site of a fact by each of these brings. Each model's results are a journal in
-OUT; a second run goes on where the first stopped.
+distance from a quarter of the depth, with reach, with minus the leak, and with a linear function of the share of the
+total effect, reach and the logarithm of the leak, fitted on the first model and tested on the others. Per fact: over
+the sites of a fact, mean over facts; pooled: over the sites of all facts. Intervals are over subjects. Then it gives
+the quality of edits at the site of each fact that is best by each of these predictors. Each model's results are a
+journal in OUT; a second run resumes.
 """
 
 from collections import Counter
@@ -43,11 +43,11 @@ from ffedit.layer_choice.calibrate import in_turn
 
 @dataclass(frozen=True)
 class Model:
-    """A real model, its development facts, and the layers that are compared."""
+    """A real model, its development facts, and the layers to compare."""
 
     facts: str  # a file of `evaluations/data`
     layers: tuple[int, ...]
-    limit: int  # facts
+    limit: int  # number of facts
     depth: int
 
 
@@ -64,7 +64,7 @@ Row = Mapping[str, Any]
 
 @click.group(help=__doc__)
 def main() -> None:
-    """Edit at many sites, and compare what tells them apart."""
+    """Edit at many sites, and compare predictors of the quality."""
 
 
 # Run ----------------------------------------------------------------------------------------------
@@ -73,10 +73,10 @@ def main() -> None:
 @main.command()
 @click.option("--models", type=click.Path(exists=True, path_type=Path), required=True, help="Folder of gguf/NAME.gguf.")
 @click.option("--model", "chosen", multiple=True, type=click.Choice(list(MODELS)), help="Only these.")
-@click.option("--layer", "layers", type=int, multiple=True, help="Only these, of one model.")
-@click.option("--limit", type=int, help="Another number of facts than the model's own.")
-@click.option("--share", nargs=2, type=int, default=(0, 1), help="I N: of these every N-th, from the I-th on.")
-@click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="Another number of the edits.")
+@click.option("--layer", "layers", type=int, multiple=True, help="Only these layers, of one model.")
+@click.option("--limit", type=int, help="Number of facts, instead of the model's own.")
+@click.option("--share", nargs=2, type=int, default=(0, 1), help="I N: every N-th of these facts, from the I-th.")
+@click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="A setting of the edits.")
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="Folder of the results.")
 def run(
     models: Path,
@@ -93,12 +93,12 @@ def run(
         model = MODELS[name]
         model = replace(model, layers=layers or model.layers, limit=limit or model.limit)
         editable = ffedit.load(models / "gguf" / f"{name}.gguf")
-        about = {"model": name, "layers": model.layers, "samples": SAMPLES, "config": config.to_dict()}
-        journal, stats = Journal(out / f"{name}.jsonl", about), ffedit.collect_stats(editable, model.layers)
+        header = {"model": name, "layers": model.layers, "samples": SAMPLES, "config": config.to_dict()}
+        journal, stats = Journal(out / f"{name}.jsonl", header), ffedit.collect_stats(editable, model.layers)
         facts = in_turn(facts_in(DATA_FOLDER / model.facts, "development", probed=True))[: model.limit]
         for fact in facts[share[0] :: share[1]]:
-            done = [line for line in journal.lines if line["fact"] == name_of(fact)]
-            if not done or len(done) < done[0]["sites"]:
+            lines = [line for line in journal.lines if line["fact"] == name_of(fact)]
+            if not lines or len(lines) < lines[0]["sites"]:
                 edit_at_sites(editable, fact, model.layers, config, stats, journal)
             print(name, name_of(fact), len(journal.lines), flush=True)
 
@@ -111,12 +111,12 @@ def edit_at_sites(
     stats: Mapping[ffedit.Address, Any],
     journal: Journal,
 ) -> None:
-    """Edit one fact at each site that is not done yet, and write a line for it."""
-    done = {(line["layer"], line["token"]) for line in journal.lines if line["fact"] == name_of(fact)}
+    """Edit one fact at each site that is not in the journal yet, and write a line for each."""
+    finished = {(line["layer"], line["token"]) for line in journal.lines if line["fact"] == name_of(fact)}
     trace = ffedit.locate(editable, fact, layers=layers, tokens="subject_and_last", samples=SAMPLES)
     mapped = ffedit.site_map(editable, replace(fact, neighbors=()), layers=layers, config=config, stats=stats)
-    own = trace.effects[:, slice(*trace.subject)]
-    peak = int(np.nanargmax(np.nanmax(own, 0))) - own.shape[1]  # from −1 at the subject's end
+    effects = trace.effects[:, slice(*trace.subject)]
+    peak = int(np.nanargmax(np.nanmax(effects, 0))) - effects.shape[1]  # from −1 at the subject's end
     # A token that an edit cannot name is not measured.
     tokens = [
         token for token in dict.fromkeys((-1, peak)) if not np.isnan(mapped.leak[layers[0], trace.subject[1] + token])
@@ -124,7 +124,7 @@ def edit_at_sites(
     sites, examiner = [(token, layer) for token in tokens for layer in layers], Examiner(editable)
     for token, layer in sites:
         position = trace.subject[1] + token
-        if (layer, token) in done:
+        if (layer, token) in finished:
             continue
         numbers = replace(config, key=replace(config.key, fact_token=token))
         spent: dict[str, float] = {}
@@ -154,10 +154,10 @@ def edit_at_sites(
 @click.option("--out", "outs", type=click.Path(exists=True, path_type=Path), multiple=True, required=True)
 @click.option("--into", type=click.Path(path_type=Path), help="A Markdown file to write the tables to, too.")
 def report(outs: tuple[Path, ...], into: Path | None) -> None:
-    """Show how far each number tells where an edit is good; --out for each folder of results."""
+    """Show how well each predictor tells the quality of a site; --out for each folder of results."""
     files = {name: [path for out in outs if (path := out / f"{name}.jsonl").exists()] for name in MODELS}
-    rows = {name: [row for path in own for row in rows_of(path, MODELS[name])] for name, own in files.items()}
-    rows = {name: own for name, own in rows.items() if own}
+    rows = {name: [row for path in paths for row in rows_of(path, MODELS[name])] for name, paths in files.items()}
+    rows = {name: model_rows for name, model_rows in rows.items() if model_rows}
     weights = fitted(next(iter(rows.values())))
     text = "\n".join(tables(rows, weights))
     print(text)
@@ -166,13 +166,13 @@ def report(outs: tuple[Path, ...], into: Path | None) -> None:
 
 
 def rows_of(path: Path, model: Model) -> list[Row]:
-    """Read the sites of facts of one model that are done, with what may tell them apart and with their quality."""
+    """Read the sites of one model's finished facts, with their predictors and their quality."""
     rows, lines = [], read_journal(path)[1:]
     done = Counter(line["fact"] for line in lines)
     for line in (line for line in lines if done[line["fact"]] == line["sites"]):
         rates = [line["after"][name] for name in FOUR if line["after"][name] is not None]
         leak = max(line["leak_look_alikes"], 1e-3)
-        known = {
+        numbers = {
             "share of the effect": line["effect"] / line["total"],
             "reach": line["reach"],
             "log leak": np.log(leak),
@@ -180,7 +180,7 @@ def rows_of(path: Path, model: Model) -> list[Row]:
         quality = {name: line["after"][name] for name in FOUR}
         quality |= {"mean": fmean(rates), "harmonic": harmonic_mean(rates)}
         quarter = -abs(line["layer"] - model.depth / 4)
-        rows.append({**line, "numbers": known, "quality": quality, "quarter": quarter})
+        rows.append({**line, "numbers": numbers, "quality": quality, "quarter": quarter})
     return rows
 
 
@@ -191,7 +191,7 @@ def fitted(rows: Sequence[Row]) -> np.ndarray[Any, Any]:
 
 
 def quality(name: str) -> Callable[[Row], Any]:
-    """Return a function of a row: its quality of this name."""
+    """Return a function that gives a row's quality of this name."""
     return lambda row: row["quality"][name]
 
 
@@ -204,7 +204,7 @@ def within(rows: Sequence[Row], value: Callable[[Row], Any]) -> np.ndarray[Any, 
 
 
 def predictors(weights: np.ndarray[Any, Any]) -> dict[str, Callable[[Row], float]]:
-    """Return what may tell where an edit is good, each so that more should be better."""
+    """Return the predictors of a site's quality, each signed so that more should be better."""
     return {
         "effect": lambda row: row["effect"],
         "near a quarter of the depth": lambda row: row["quarter"],
@@ -215,13 +215,13 @@ def predictors(weights: np.ndarray[Any, Any]) -> dict[str, Callable[[Row], float
     }
 
 
-def tables(found: Mapping[str, Sequence[Row]], weights: np.ndarray[Any, Any]) -> Iterator[str]:
+def tables(rows_by_model: Mapping[str, Sequence[Row]], weights: np.ndarray[Any, Any]) -> Iterator[str]:
     """Yield the lines of the report, Markdown."""
-    first = next(iter(found))
+    first = next(iter(rows_by_model))
     words = ", ".join(f"{weight:+.3f} · {name}" for weight, name in zip(weights, FITTED, strict=True))
     yield f"Fitted on {first}: {words} (quality as the mean of the four rates, within facts).\n"
-    for model, every in found.items():
-        for which, rows in (("all sites", every), ("the subject's last token", [row for row in every if row["last"]])):
+    for model, sites in rows_by_model.items():
+        for which, rows in (("all sites", sites), ("the subject's last token", [row for row in sites if row["last"]])):
             facts, subjects = len({row["fact"] for row in rows}), len({row["subject"] for row in rows})
             yield f"**{model}, {which}**: {len(rows)} edits of {facts} facts, {subjects} subjects.\n"
             yield "| rank correlation with the quality of edits | per fact, mean | per fact, harmonic | pooled, mean |"
@@ -232,23 +232,23 @@ def tables(found: Mapping[str, Sequence[Row]], weights: np.ndarray[Any, Any]) ->
                 note = " (in sample)" if name == "fitted" and model == first else ""
                 yield f"| {name}{note} | {' | '.join(shown(cell, True, 2) for cell in cells)} |"
             yield ""
-        yield from by_layer(model, every)
-        yield from by_rate(model, every, weights)
-        yield from taken(model, every, weights)
+        yield from by_layer(model, sites)
+        yield from by_rate(model, sites, weights)
+        yield from taken(model, sites, weights)
 
 
 def by_layer(model: str, rows: Sequence[Row]) -> Iterator[str]:
-    """Yield the quality of edits at the subject's last token by layer, beside what should tell it, and paired."""
+    """Yield the quality of edits at the subject's last token by layer, with predictors and paired differences."""
     last = [row for row in rows if row["last"]]
     layers = {layer: [row for row in last if row["layer"] == layer] for layer in sorted({row["layer"] for row in last})}
     yield f"**{model}, the subject's last token**, by layer; means over facts.\n"
-    told = {"share of the effect": lambda row: row["numbers"]["share of the effect"], "reach": lambda row: row["reach"]}
-    told |= {"leak to look-alikes": lambda row: row["leak_look_alikes"]}
-    yield f"| layer | {' | '.join(FOUR)} | harmonic mean of these | {' | '.join(told)} |"
-    yield f"|{' --- |' * (len(FOUR) + len(told) + 2)}"
-    for layer, own in layers.items():
-        rates = [rate_mean(own, rate) for rate in FOUR]
-        cells = [*rates, harmonic_mean(rates), *(fmean(of(row) for row in own) for of in told.values())]
+    cues = {"share of the effect": lambda row: row["numbers"]["share of the effect"], "reach": lambda row: row["reach"]}
+    cues |= {"leak to look-alikes": lambda row: row["leak_look_alikes"]}
+    yield f"| layer | {' | '.join(FOUR)} | harmonic mean of these | {' | '.join(cues)} |"
+    yield f"|{' --- |' * (len(FOUR) + len(cues) + 2)}"
+    for layer, layer_rows in layers.items():
+        rates = [rate_mean(layer_rows, rate) for rate in FOUR]
+        cells = [*rates, harmonic_mean(rates), *(fmean(value(row) for row in layer_rows) for value in cues.values())]
         yield f"| {layer} | {' | '.join(f'{cell:.2f}' for cell in cells)} |"
     yield ""
     rule = max(last, key=lambda row: (row["quarter"], row["layer"]))["layer"]
@@ -256,16 +256,16 @@ def by_layer(model: str, rows: Sequence[Row]) -> Iterator[str]:
     yield f"**{model}**, the same less layer {rule}, nearest to a quarter of the depth; paired by fact.\n"
     yield f"| layer | {' | '.join(FOUR)} | harmonic mean of these |"
     yield f"|{' --- |' * (len(FOUR) + 2)}"
-    for layer, own in layers.items():
-        found = [interval(columns(own), name, against) for name in (*FOUR, "harmonic")]
-        yield f"| {layer} | {' | '.join(shown(one, True, 2) for one in found)} |"
+    for layer, layer_rows in layers.items():
+        differences = [interval(columns(layer_rows), name, against) for name in (*FOUR, "harmonic")]
+        yield f"| {layer} | {' | '.join(shown(difference, True, 2) for difference in differences)} |"
     yield ""
 
 
 def columns(rows: Sequence[Row]) -> Columns:
-    """Return the rates of some rows, their subjects and seconds, as `one_by_one.interval` takes them."""
-    found = {name: [row["after"][name] for row in rows] for name in FOUR}
-    return {**found, "subject": [row["subject"] for row in rows], "seconds": [row["seconds"] for row in rows]}
+    """Return the rates, subjects and seconds of rows, as `one_by_one.interval` takes them."""
+    rates = {name: [row["after"][name] for row in rows] for name in FOUR}
+    return {**rates, "subject": [row["subject"] for row in rows], "seconds": [row["seconds"] for row in rows]}
 
 
 def by_rate(model: str, rows: Sequence[Row], weights: np.ndarray[Any, Any]) -> Iterator[str]:
@@ -290,7 +290,7 @@ def rank_correlation(first: ArrayLike, second: ArrayLike) -> float | None:
 
 
 def taken(model: str, rows: Sequence[Row], weights: np.ndarray[Any, Any]) -> Iterator[str]:
-    """Yield the quality that taking each fact's best site by a number brings."""
+    """Yield the quality of edits at each fact's best site by each predictor."""
     ways = {**predictors(weights), "the best, by its own scores": lambda row: row["quality"]["mean"]}
     facts = list(dict.fromkeys(row["fact"] for row in rows))
     yield f"**{model}**: what the site brings that is best for a fact by this number, of all, or at the last token.\n"
@@ -298,8 +298,8 @@ def taken(model: str, rows: Sequence[Row], weights: np.ndarray[Any, Any]) -> Ite
     yield f"|{' --- |' * (len(FOUR) + 3)}"
     for name, predict in ways.items():
         chosen, last = (
-            [max((row for row in own if row["fact"] == fact), key=predict) for fact in facts]
-            for own in (rows, [row for row in rows if row["last"]])
+            [max((row for row in sites if row["fact"] == fact), key=predict) for fact in facts]
+            for sites in (rows, [row for row in rows if row["last"]])
         )
         rates = [rate_mean(chosen, rate) for rate in FOUR]
         at_last = [rate_mean(last, rate) for rate in FOUR]
@@ -316,15 +316,15 @@ def rate_mean(rows: Sequence[Row], rate: str) -> float:
 def per_fact(
     rows: Sequence[Row], predict: Callable[[Row], float], quality: Callable[[Row], float | None]
 ) -> bootstrap.Interval | None:
-    """Return the mean over facts of the rank correlation over its sites; alike sites have none."""
-    found = []
+    """Return the mean over facts of the rank correlation over a fact's sites, which needs sites that differ."""
+    correlations = []
     for fact in dict.fromkeys(row["fact"] for row in rows):
-        own = [row for row in rows if row["fact"] == fact and quality(row) is not None]
-        rho = rank_correlation([predict(row) for row in own], [quality(row) for row in own]) if len(own) > 2 else None
-        found += [(own[0]["subject"], rho)] if rho is not None else []
-    if not found:
+        sites = [row for row in rows if row["fact"] == fact and quality(row) is not None]
+        rho = rank_correlation([predict(s) for s in sites], [quality(s) for s in sites]) if len(sites) > 2 else None
+        correlations += [(sites[0]["subject"], rho)] if rho is not None else []
+    if not correlations:
         return None
-    subjects, rhos = zip(*found, strict=True)
+    subjects, rhos = zip(*correlations, strict=True)
     drawn = np.concatenate(list(bootstrap.draws(len(rhos), SEED, DRAWS, bootstrap.clusters_of(subjects))))
     return bootstrap.percentile_interval(fmean(rhos), drawn @ np.array(rhos) / drawn.sum(1))
 
@@ -333,7 +333,7 @@ def pooled(
     rows: Sequence[Row], predict: Callable[[Row], float], quality: Callable[[Row], float]
 ) -> bootstrap.Interval | None:
     """Return the rank correlation over all sites, with an interval over subjects."""
-    x, y = (np.array([of(row) for row in rows], float) for of in (predict, quality))
+    x, y = (np.array([value(row) for row in rows], float) for value in (predict, quality))
     drawn = np.concatenate(
         list(bootstrap.draws(len(rows), SEED, DRAWS, bootstrap.clusters_of([row["subject"] for row in rows])))
     )
@@ -345,7 +345,7 @@ def pooled(
 
 
 if __name__ == "__main__":
-    generations.TEXT_TOKENS = generations.SAID_TOKENS  # whether the text behind the object breaks is not asked
+    generations.TEXT_TOKENS = generations.SAID_TOKENS  # whether the text after the object breaks is not measured
     try:
         main()
     except ffedit.FFEditError as error:

@@ -2,11 +2,11 @@
 
     python evaluations/scripts/train_zoo.py --out DIR [--model zoo-gpt2] [--threads 1]
 
-Atlas is trained so that it recalls in its first layer. Defaults must hold on models that were not: these have other
-shapes, other facts and other texts, and nothing in their training says where to recall. Each becomes a model folder
-DIR/NAME, with what it knows in `DIR/NAME/knowledge.json`; a second call goes on where the first one stopped.
+Atlas is trained to recall facts in its first layer. Defaults must hold on models that were not: these have other
+shapes, other facts and other texts, and nothing in their training decides where they recall. Each becomes a folder
+DIR/NAME, with the shares of facts that it knows in `DIR/NAME/knowledge.json`; a second run resumes.
 
-Members of `REPORTING` are for reporting only: nothing is chosen by what they give.
+Members of `REPORTING` are for reporting only: no setting is chosen by their results.
 """
 
 import json
@@ -41,7 +41,7 @@ LISTS = Dress(listed=0.15, plain=0.2)
 BASE = Recipe(
     local=0, whole=4, near=0, drop=(), width=128, memory=512, heads=4, groups=4, tokens=2048, rate=3e-3, steps=600
 )
-"""What all have in common: nothing is hidden and nothing dropped in training."""
+"""Settings of all members: no attention is restricted and nothing is dropped in training."""
 
 MEMBERS = (
     replace(
@@ -106,7 +106,7 @@ REPORTING = frozenset({"zoo-bare", "zoo-neo"})
 
 
 def knowledge(editable: ffedit.Editable, table: Table, seed: int = 0) -> dict[str, float]:
-    """Shares of the facts that greedy generation gives: from a trained template drawn by seed, and the held-out one."""
+    """Return the shares of facts that greedy generation gives in a drawn trained template and in the held-out one."""
     rng = random.Random(seed)
     asked = [(rng.choice(trained), hidden) for trained, hidden in map(table.prompts, table.triples)]
     objects = [triple.object for triple in table.triples]
@@ -117,9 +117,9 @@ def knowledge(editable: ffedit.Editable, table: Table, seed: int = 0) -> dict[st
 
 
 def finish(recipe: Recipe, folder: Path) -> dict[str, Any]:
-    """Measure what a trained member knows; write `knowledge.json` and its card."""
+    """Measure the knowledge of a trained member; write `knowledge.json` and its card."""
     editable, table = ffedit.load(folder), load().about(recipe.kinds)
-    found: dict[str, Any] = {
+    facts: dict[str, Any] = {
         "model": recipe.name,
         "reporting": recipe.name in REPORTING,
         "parameters": sum(p.numel() for p in editable.model.parameters()),
@@ -127,7 +127,7 @@ def finish(recipe: Recipe, folder: Path) -> dict[str, Any]:
         "facts": len(table.triples),
         "knowledge": knowledge(editable, table),
     }
-    (folder / "knowledge.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    (folder / "knowledge.json").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
     settings = "\n".join(f"- {key}: {value}" for key, value in asdict(recipe).items() if value)
     (folder / "README.md").write_text(
         f"""---
@@ -137,15 +137,15 @@ library_name: transformers
 ---
 # {recipe.name}
 
-A language model of {found["parameters"] / 1e6:.1f} million parameters ({type(editable.model).__name__}) that knows
-{found["facts"]} facts of ffedit's table and little else, trained to measure editors on. Where it recalls a fact is
+A language model of {facts["parameters"] / 1e6:.1f} million parameters ({type(editable.model).__name__}) that knows
+{facts["facts"]} facts of ffedit's table and little else, trained to measure editors on. Where it recalls a fact is
 left to it. Made by `python evaluations/scripts/train_zoo.py --model {recipe.name} --out DIR`:
 
 {settings}
 """,
         encoding="utf-8",
     )
-    return found
+    return facts
 
 
 @click.command()
@@ -164,7 +164,7 @@ def main(out: Path, model: str | None, steps: int | None, threads: int) -> None:
 
 
 def progress(recipe: Recipe, step: int, loss: float) -> None:
-    """A line every 50 steps."""
+    """Print a line every 50 steps."""
     if step % 50 == 0:
         print(f"{recipe.name}: step {step}/{recipe.steps}, loss {loss:.3f}", file=sys.stderr, flush=True)
 

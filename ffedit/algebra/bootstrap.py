@@ -1,14 +1,13 @@
 """95 % confidence intervals: the percentile bootstrap (Efron 1979), and Wilson's score interval (1927) of proportions.
 
 A draw of facts with replacement is the vector of how often each fact was drawn, so the mean of a draw is one product.
-Quantities compared on the same draws are paired. Facts that are no independent samples, as those of one subject, form a
+Quantities compared on the same draws are paired. Facts that are not independent, as those of one subject, form a
 cluster and are drawn together (Davison and Hinkley 1997, section 3.8); Wilson's interval and the rule below count a
 cluster once.
 
-Where all facts agree the bootstrap sees no spread: an end of the interval of a share that no fact lies beyond does not
-account for unseen facts. It is moved outwards, as if the largest share of such facts that is compatible with none of n,
-z² / (n + z²), lay at the end of the range: 30 times 1 gives [.89, 1], as Wilson does, and 30 times no change [−.11,
-.11].
+Where all facts agree the bootstrap sees no spread: an end of a share's interval that no fact lies beyond does not
+account for unseen facts. It is moved outwards, as if a share z² / (n + z²) of facts, the largest compatible with none
+in n, lay at the end of the range: 30 times 1 gives [.89, 1], as Wilson does, and 30 times no change [−.11, .11].
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ class Interval:
         return math.isclose(self.low, self.high, rel_tol=1e-9, abs_tol=1e-12)
 
     def ends(self, words: Callable[[float], str]) -> str:
-        """Return "[low, high]" in these words; "" where both read the same: draws of equal values show no spread."""
+        """Return "[low, high]", each by `words`; "" where both read the same: draws of equal values show no spread."""
         low, high = words(self.low), words(self.high)
         return "" if low == high else f"[{low}, {high}]"
 
@@ -70,9 +69,9 @@ def clusters_of(labels: Sequence[str]) -> Clusters:
 
 
 def draws(facts: int, seed: int, count: int, clusters: Clusters | None = None) -> Iterator[Array]:
-    """Yield how often each fact is drawn, [draws, facts], some of `count` draws at a time; the same for one seed.
+    """Yield how often each fact is drawn, [draws, facts], a part of the `count` draws at a time; the same for a seed.
 
-    With `clusters`, so many clusters are drawn as there are, each with all its facts.
+    With `clusters`, as many clusters are drawn as there are, each with all its facts.
     """
     generator, size = np.random.default_rng(seed), max(1, AT_ONCE // facts)
     units = facts if clusters is None else int(clusters.max()) + 1
@@ -97,23 +96,23 @@ def mean_interval(
     It is Wilson's for outcomes of 0 and 1; else the percentiles of the draws, moved outwards for unseen facts within
     `bounds`, the range of shares or of their differences.
     """
-    known = ~np.isnan(values)
-    measured = values[known]
-    units = len(measured) if clusters is None else len(np.unique(clusters[known]))
+    is_measured = ~np.isnan(values)
+    measured = values[is_measured]
+    units = len(measured) if clusters is None else len(np.unique(clusters[is_measured]))
     interval = percentile_interval(float(measured.mean()), drawn)
     if bounds == (0.0, 1.0) and np.isin(measured, bounds).all():
         return Interval(interval.mean, *wilson(interval.mean, units))
     if bounds is None:
         return interval
-    near = 1e-9  # means of equal values may differ by a rounding
-    reached = interval.low <= measured.min() + near, interval.high >= measured.max() - near
+    tolerance = 1e-9  # means of equal values may differ by a rounding
+    reached = interval.low <= measured.min() + tolerance, interval.high >= measured.max() - tolerance
     return with_unseen(interval, units, bounds, reached)
 
 
 def with_unseen(
     interval: Interval, units: int, bounds: tuple[float, float], reached: tuple[bool, bool] = (True, True)
 ) -> Interval:
-    """Move the ends that no fact lies beyond, those `reached`, outwards for unseen ones at the `bounds`.
+    """Move the ends that no fact lies beyond, as `reached` says, outwards for unseen facts at the `bounds`.
 
     `units` is the number of facts or clusters that were seen.
     """

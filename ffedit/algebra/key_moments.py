@@ -8,18 +8,18 @@ the long sum over batches in float64. The rounding of a batch (about 1e-6 of it)
 is. C is symmetric, so only the blocks on and above its diagonal are multiplied.
 
 Convergence: batches go in turn to two independent halves, a and b. C is needed for the direction u = C⁻¹k / (kᵀC⁻¹k) of
-an update that writes to the key k: of all that add δ at k, its update adds least elsewhere, (uᵀx)δ at a key x. What an
-estimate of C costs is that u adds more to *other* text than to the text it was solved with, since it is fitted to it:
+an update that writes to the key k: it adds (uᵀx)δ at a key x, and of all updates that add δ at k it adds least to text.
+An estimate of C is fitted to its text, so that u adds more to *other* text than to the text that it was solved with:
 
     ρ⁴ = mean over a few k of (u_aᵀC_a u_a · u_bᵀC_b u_b) / (u_aᵀC_b u_a · u_bᵀC_a u_b),  geometric
 
 With γ = d / n, n independent keys of d free directions, the mean of (uᵀx)² is v(1 − γ) over the text that u was solved
-with and v / (1 − γ) over any other, where v is what C of endless text leaves (the least variance of a portfolio: Kan
-and Smith 2008, Management Science 54). So 1 − γ of a half is ρ, both halves have half its γ, and the root mean square
-over other text of what is added would fall by the share 1 − √(1 − γ) if the text were endless: the convergence of
-`KeyMoments`, 0 where more text would spare other text nothing. That keys of running text are not independent only makes
-d count for more. A ridge hides a part of the fit, so ρ is that of the smallest ridge that was tried (see below). That
-the halves include the keys k makes no difference: adding k kᵀ to C scales C⁻¹k (Sherman and Morrison), and so leaves u.
+with and v / (1 − γ) over any other, where v is the mean for C of endless text (the least variance of a portfolio: Kan
+and Smith 2008, Management Science 54). So ρ is 1 − γ of one half, and both halves together have half its γ. With
+endless text, the root mean square of what u adds to other text would fall by the share 1 − √(1 − γ): the convergence of
+`KeyMoments`, 0 where more text would not help. That keys of running text are not independent only makes d larger. A
+ridge hides a part of the fit, so ρ is measured at the smallest ridge that was tried (see below). That the halves
+include the keys k makes no difference: adding k kᵀ to C scales C⁻¹k (Sherman and Morrison), and u stays the same.
 
 A few keys are attention sinks: some hundred times longer than others, and all in one direction (Xiao et al. 2024, arXiv
 2309.17453; Sun et al. 2024, arXiv 2402.17762). They would dominate C, so a key longer than `LONGEST` times the median
@@ -63,7 +63,7 @@ LONGEST = 5.0
 # Shares of the median of C's diagonal: RIDGE where there is only one half, RIDGES the candidates of cross-validation.
 RIDGE = 1e-2
 RIDGES = (1e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1, 1.0)
-# C has converged where endless text would spare other text no more than this share of what an update adds to it. With
+# C has converged where endless text would lower what an update adds to other text by no more than this share. With
 # the default for one subject SmolLM2 (d_ff 1,536) is at 0.12, Gemma 3 270M (2,048) at 0.13, Qwen2.5-Coder 1.5B (8,960)
 # at 0.21. Scores of single edits hardly differ (docs/scale.md, "Fewer tokens").
 CONVERGED = 0.15
@@ -72,7 +72,7 @@ HELD = 3
 CPU = torch.device("cpu")
 # Error of the eigenvalues of a sum of float32 products, as a share of its norm.
 ROUNDING = 2.0**-23
-# Of what a file says beside the tensors.
+# Form of a file's metadata.
 FORM = {
     **{"count!": INTEGER, "source!": TEXT, "fingerprint!": TEXT, "texts!": [TEXT], "ridge": NUMBER, "seconds": NUMBER},
     **dict.fromkeys(("numbers", "model", "address", "dtype"), TEXT),
@@ -89,14 +89,14 @@ class KeyMoments:
         count: number of tokens of the text.
         source: where the text came from, in words.
         fingerprint: fingerprint of the model below and at this layer, its tokenizer, and the layer.
-        ridge: share of the median of C's diagonal that is added to it.
+        ridge: share of the median of C's diagonal that is added to the diagonal.
         texts: identifiers of each text in the sum.
         address: the memory of `model` whose keys these are; `dtype` is the precision of its weights.
-        convergence: share by which an update would disturb other text less, root mean square, with C of endless text;
+        convergence: share by which an update would disturb other text less (root mean square) with C of endless text;
             None where there are no two halves.
         seconds: time of the pass that collected this, which may have collected other layers, too.
-        reached: number of tokens that reached this memory and count: not the first of a row, nor, of an expert, those
-            that the router sent elsewhere, whose keys are 0. None: all.
+        reached: number of tokens that reached this memory and count: not the first of a row, nor, for an expert,
+            tokens that the router sent elsewhere, whose keys are 0. None: all.
         left_out: number of tokens that do not count because a row begins with them.
         sinks: number of keys that were longer than `LONGEST` times the median, and count as of that length.
         factors: Cholesky factors of metrics that begin with C, [d_ff, d_ff], float64, by what was added
@@ -121,7 +121,7 @@ class KeyMoments:
 
     @cached_property
     def numbers(self) -> str:
-        """SHA-256 of the sum's numbers; of a file, as the file says."""
+        """SHA-256 of the sum's numbers; for moments read from a file, as recorded there."""
         return sha256(self.sum.contiguous().numpy().data).hexdigest()
 
     @property
@@ -141,9 +141,9 @@ class KeyMoments:
 
     def save(self, path: Path) -> None:
         """Write as safetensors; the caller moves the file to its final path."""
-        about = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("sum", "factors")}
-        about["numbers"] = self.numbers
-        save_file({"sum": self.sum.cpu().contiguous()}, path, metadata={"moments": json.dumps(about), **UNSEALED})
+        metadata = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("sum", "factors")}
+        metadata["numbers"] = self.numbers
+        save_file({"sum": self.sum.cpu().contiguous()}, path, metadata={"moments": json.dumps(metadata), **UNSEALED})
         seal(path)
 
     @classmethod
@@ -152,12 +152,12 @@ class KeyMoments:
         try:
             check(path)
             with safe_open(path, framework="pt") as file:
-                about: dict[str, Any] = json.loads(file.metadata()["moments"])
-                check_form(about, FORM)
-                about["texts"] = tuple(about["texts"])
-                numbers = about.pop("numbers", None)
-                known = {f.name for f in fields(cls) if f.init}  # a file may hold more
-                moments = cls(file.get_tensor("sum"), **{name: about[name] for name in known & about.keys()})
+                metadata: dict[str, Any] = json.loads(file.metadata()["moments"])
+                check_form(metadata, FORM)
+                metadata["texts"] = tuple(metadata["texts"])
+                numbers = metadata.pop("numbers", None)
+                names = {f.name for f in fields(cls) if f.init}  # a file may hold more
+                moments = cls(file.get_tensor("sum"), **{name: metadata[name] for name in names & metadata.keys()})
                 if numbers is not None:  # else a file of an earlier version
                     vars(moments)["numbers"] = numbers
             total = moments.sum
@@ -179,7 +179,7 @@ class KeyMoments:
 def second_moment(total: Tensor, count: int, ridge: float) -> Tensor:
     """Return C of the sum `total` [d_ff, d_ff] over `count` keys, plus `ridge` times the median of its diagonal.
 
-    The median is of the entries above 0. Where float32's rounding of the largest eigenvalue is more, it is taken.
+    The median is of the entries above 0. No less is added than float32's rounding error of the largest eigenvalue.
     """
     C = total / count
     C.diagonal().add_(added(C, 1, ridge))
@@ -187,7 +187,7 @@ def second_moment(total: Tensor, count: int, ridge: float) -> Tensor:
 
 
 def added(total: Tensor, count: int, ridge: float) -> float:
-    """Return what the diagonal of `total` is to be raised by to be `count` times C (`second_moment`)."""
+    """Return how much to add to the diagonal of `total` to make it `count` times C (`second_moment`)."""
     squares = total.diagonal() / count
     squares = squares[squares > 0]
     typical = float(squares.median()) if len(squares) else 0.0
@@ -207,9 +207,9 @@ def solved(C: Tensor, keys: Tensor, shift: float = 0.0) -> Tensor:
 def cross_validated(a: tuple[Tensor, int], b: tuple[Tensor, int], probes: Tensor) -> tuple[float, float]:
     """Return the ridge with which each of two texts disturbs the other least, and the convergence of both together.
 
-    Of `RIDGES`, it is that of the smallest mean over `probes` [n, d_ff] of log uᵀCu, u solved with one text and C of
-    the other; the convergence is measured with the one below it. A text is the sum [d_ff, d_ff] over its keys, and
-    their count.
+    The ridge is the one of `RIDGES` with the smallest mean over `probes` [n, d_ff] of log uᵀCu, u solved with one text
+    and C that of the other; the convergence is measured at the last ridge tried. A text is the sum [d_ff, d_ff] over
+    its keys, and their count.
     """
     best, fit = (float("inf"), 0.0), 0.0
     for ridge in sorted(RIDGES, reverse=True):  # from the best conditioned on, until the cost rises
@@ -240,7 +240,7 @@ def spared(squared: float, a: int, b: int) -> float:
 class KeyMomentsFitter:
     """Streaming accumulator of Σ k kᵀ, in two halves of d_ff² float64 numbers that take batches in turn.
 
-    They are in CPU memory, where there is room for them beside a model: for d_ff 28,672 they are 13 GB.
+    They are in CPU memory, since a GPU may have no room beside the model: for d_ff 28,672 they are 13 GB.
     """
 
     def __init__(self) -> None:
@@ -254,13 +254,13 @@ class KeyMomentsFitter:
         self.probes: Tensor | None = None
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Return the tensors and numbers collected so far, from which `restore_` goes on with the same bits."""
+        """Return the tensors and numbers collected so far, from which `restore_` resumes with the same bits."""
         tensors = {f"half {i}": half for i, half in enumerate(self.halves)}
         tensors |= {} if self.probes is None else {"probes": self.probes}
         return tensors, {name: value for name, value in vars(self).items() if name not in ("halves", "probes")}
 
     def restore_(self, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]) -> None:
-        """Set what `state` returned."""
+        """Restore what `state` returned."""
         # Copies are aligned in memory, as those of a whole pass are: products have the same bits only then.
         self.halves = [tensors[name].clone() for name in ("half 0", "half 1") if name in tensors]
         self.probes = tensors.get("probes")
@@ -277,8 +277,8 @@ class KeyMomentsFitter:
         if self.probes is None and (tokens is None or bool(keys.any())):
             self.probes = _draw_probes(keys, weights)
         lengths = keys.norm(dim=1)
-        if not self.median and bool((usual := lengths[counted & (lengths > 0)]).numel()):
-            self.median = float(usual.median())
+        if not self.median and bool((counted_lengths := lengths[counted & (lengths > 0)]).numel()):
+            self.median = float(counted_lengths.median())
         if self.median:
             scale = (LONGEST * self.median / lengths).clamp(max=1)
             self.sinks += int((counted & (scale < 1)).sum())
@@ -305,7 +305,7 @@ class KeyMomentsFitter:
         return all(bool(torch.isfinite(half.diagonal()).all()) for half in self.halves)
 
     def _ridge(self, device: torch.device) -> tuple[float, float | None]:
-        """Return what `cross_validated` does of the halves; `RIDGE` and None while there is one half only."""
+        """Return `cross_validated` of the halves; `RIDGE` and None while only one half has keys."""
         if self.probes is None or not len(self.probes) or not min(self.reached):
             return RIDGE, None
         # In place: what is added later is added on and above the diagonal, and mirrored again.
@@ -313,16 +313,16 @@ class KeyMomentsFitter:
         a, b = ((_mirror_(half).to(device), count) for half, count in pairs)
         return cross_validated(a, b, self.probes)
 
-    def moments(self, source: str, fingerprint: str, device: torch.device = CPU, **about: Any) -> KeyMoments:
+    def moments(self, source: str, fingerprint: str, device: torch.device = CPU, **attributes: Any) -> KeyMoments:
         """Return the frozen result, one sum of both halves on the CPU; the fitter cannot be used afterwards.
 
         `device` computes the ridge, by six to eight Cholesky factorisations, and holds `HELD` matrices of d_ff² float64
-        numbers. `about` are other attributes of `KeyMoments`. EditError where no token was seen, or keys are not finite
-        or all zero; an expert that no token reached is an error only of its edit.
+        numbers. `attributes` are others of `KeyMoments`. EditError where no token was seen, or keys are not finite
+        or all zero; an expert that no token reached fails only when it is edited.
         """
         if not (count := sum(self.counts)):
             raise EditError(f"no text to collect key statistics from: {source} holds no tokens")
-        keys = f"the keys of layer {about['address']}" if "address" in about else "the keys"
+        keys = f"the keys of layer {attributes['address']}" if "address" in attributes else "the keys"
         if not self.is_finite():
             raise EditError(f"{keys} over {source} are not finite: the model overflows on this text; use another")
         if self.reached != [0, 0] and not any(bool(half.diagonal().any()) for half in self.halves):
@@ -333,9 +333,9 @@ class KeyMomentsFitter:
             total += half
         self.halves = []
         _mirror_(total)
-        about |= {"ridge": ridge, "convergence": convergence}
-        about |= {"reached": sum(self.reached), "left_out": self.left_out, "sinks": self.sinks}
-        return KeyMoments(total, count, source, fingerprint, **about)
+        attributes |= {"ridge": ridge, "convergence": convergence}
+        attributes |= {"reached": sum(self.reached), "left_out": self.left_out, "sinks": self.sinks}
+        return KeyMoments(total, count, source, fingerprint, **attributes)
 
 
 def _mirror_(upper: Tensor) -> Tensor:

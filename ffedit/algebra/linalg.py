@@ -44,7 +44,7 @@ class Blocks:
 
 @dataclass(frozen=True, eq=False)
 class Updated:
-    """Symmetric matrix L Lᵀ + Σ_i s_i r_i r_iᵀ: one that is factored already, and a correction of low rank."""
+    """Symmetric matrix L Lᵀ + Σ_i s_i r_i r_iᵀ: a factored matrix plus a correction of low rank."""
 
     lower: Tensor  # L, Cholesky factor, [d, d], float64
     rows: Tensor  # r_i, [p, d], float64
@@ -121,7 +121,7 @@ def _checked(lower: Tensor, info: Tensor) -> Tensor:
 def factor_(C: Tensor) -> Tensor:
     """Replace the numbers of C [d, d] by those of its Cholesky factor, and return it; errors as of `factor`.
 
-    What is upper to LAPACK, which counts by columns, is lower by rows.
+    LAPACK stores matrices by columns, so that its upper factor is the lower one of a matrix stored by rows.
     """
     info = torch.zeros((), dtype=torch.int32, device=C.device)
     torch.linalg.cholesky_ex(C.mT, upper=True, out=(C.mT, info))
@@ -138,9 +138,9 @@ def _solve(lower: Tensor, columns: Tensor) -> Tensor:
 class RefinedInverse:
     """Inverse of C + s I, a symmetric, positive definite matrix, from a factor in half the bits.
 
-    The Cholesky factor is of float32 numbers, which takes half the time and memory. Each solution is refined by the
+    The Cholesky factor is in float32, which takes half the time and memory. Each solution is refined by the
     residual in float64 until it is as exact as by a float64 factor (Higham 2002, Accuracy and Stability of Numerical
-    Algorithms, ch. 12); where float32 is too coarse for that, the factor is one. Nothing else as large as C is held.
+    Algorithms, ch. 12); where float32 is too coarse, the factor is in float64. Nothing else as large as C is held.
     """
 
     def __init__(self, C: Tensor, shift: float = 0.0) -> None:

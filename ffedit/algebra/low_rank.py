@@ -18,7 +18,7 @@ AnyChange = TypeVar("AnyChange", bound="_Change")
 
 @dataclass(frozen=True, eq=False)
 class _Change:
-    """Change of a matrix, whose fields are tensors."""
+    """Change of a matrix, in fields that are tensors."""
 
     def cpu(self: AnyChange) -> AnyChange:
         """Return a copy in CPU memory."""
@@ -77,7 +77,7 @@ class LowRank(_Change):
 
 @dataclass(frozen=True, eq=False)
 class Dense(_Change):
-    """Dense change Δ, where the rank is not low: its `matrix` [d_out, d_in]."""
+    """Dense change Δ of any rank: its `matrix` [d_out, d_in]."""
 
     matrix: Tensor
 

@@ -1,4 +1,4 @@
-"""Rounding of W + Δ to the precision of a checkpoint, and what it loses of Δ."""
+"""Rounding of W + Δ to the precision of a checkpoint, and the share of Δ that it loses."""
 
 from __future__ import annotations
 

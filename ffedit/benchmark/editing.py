@@ -1,4 +1,4 @@
-"""How each mode writes its chunks of facts, by one method after another.
+"""Write the chunks of facts of each mode, by one method after another.
 
 **Single edits and batches** are written into the unedited model. Most of a method's cost is the optimisation of the
 values v*, which for one subject depend on its facts, the layer and the unedited model only. So they are computed once
@@ -9,12 +9,12 @@ another (ROME), or whose values are chosen again with the method's own update wr
 **In a sequence**, each chunk is written on top of all before it. Every fact is scored right after its own edit, again
 at about ten evenly spaced checkpoints, and after the last edit: the difference shows what later edits destroy. The key
 statistics are those of the unedited model. Values are chosen anew by every method, since they depend on the model's
-current output. A method that `preserves` earlier edits is given its own. The edited matrices are saved after each edit
+current output. A method that `preserves` earlier edits gets its own. The edited matrices are saved after each edit
 (`edits/METHOD/weights.safetensors`), bit for bit: a run that was interrupted continues from them, and every process but
 the first loads them from there. All processes choose the values of an edit, and the first writes it.
 
-An edit that cannot be made is recorded as failed. One during which another process ended is not: nothing is recorded,
-and the run ends, to be continued.
+An edit that cannot be made is recorded as failed. If another process ends during an edit, nothing is recorded and the
+run ends; it can be continued.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def saved(path: Path, make: Callable[[], Edit], group: ProcessGroup) -> Edit:
         edit = make()
 
         def save() -> None:
-            shutil.rmtree(path, ignore_errors=True)  # a folder without weights is not replaced
+            shutil.rmtree(path, ignore_errors=True)  # `save` refuses a folder that exists
             with needed():
                 edit.save(path)
 
@@ -94,9 +94,9 @@ def edit_single_or_batch(task: Task) -> None:
         for method in methods:
             try:
                 edit = check_finite(edit_chunk(task, chunk, [task.facts[i] for i in scorer.facts], method, failures))
-                about = {name: edit.provenance[name] for name in ("seconds", "norm_ratio")}
+                figures = {name: edit.provenance[name] for name in ("seconds", "norm_ratio")}
                 with edit.applied(task.editable):
-                    scorer.record_edited(scorer.facts, method, "after", chunk, about)
+                    scorer.record_edited(scorer.facts, method, "after", chunk, figures)
             except ProcessError:
                 raise
             except FFEditError as error:
@@ -106,7 +106,7 @@ def edit_single_or_batch(task: Task) -> None:
 def edit_chunk(task: Task, chunk: int, facts: Sequence[Fact], method: str, failures: dict[Path, FFEditError]) -> Edit:
     """Return the edit of a chunk by a method; its provenance has the `seconds` of choosing values and of solving.
 
-    `failures` holds, by path, the errors of values that methods share and that could not be chosen, for the next one.
+    `failures` holds the error of shared values that could not be chosen, by their path, for the methods that follow.
     """
     name, config, group = f"{chunk:05d}", task.configs[method], task.process_group
 
@@ -115,10 +115,10 @@ def edit_chunk(task: Task, chunk: int, facts: Sequence[Fact], method: str, failu
         return timed(make_edit(task, facts, method, config), 0.0, started)
 
     def solved() -> Edit:
-        """Solve for values that the methods share, where they do; they are chosen once, by MEMIT."""
+        """Solve for values that the methods share, chosen once by MEMIT; or edit, where they share none."""
         subjects = len(by_subject(facts))
-        alone = (subjects > 1 and METHODS[method].one_by_one) or config.value.rounds_of(subjects) > 1
-        if len(task.layers) > 1 or alone or METHODS[method].solve is None:
+        own_values = (subjects > 1 and METHODS[method].one_by_one) or config.value.rounds_of(subjects) > 1
+        if len(task.layers) > 1 or own_values or METHODS[method].solve is None:
             return edited(method)
         numbers = sha256(json.dumps(config.to_dict()).encode()).hexdigest()[:8]
         path = task.folder / EDITS / f"values-{numbers}" / name
@@ -201,8 +201,8 @@ class MethodSequence:
     def _write_all(self) -> None:
         task, method, stops = self._task, self._method, checkpoints(self._chunks)
 
-        def measure(facts: Sequence[int], when: str, chunk: int, **about: object) -> None:
-            model = {**about, "norm_ratio": self._norm_ratio()}
+        def measure(facts: Sequence[int], when: str, chunk: int, **figures: object) -> None:
+            model = {**figures, "norm_ratio": self._norm_ratio()}
             self._scorer.record_edited(facts, method, when, chunk, model)
 
         group = task.process_group
@@ -230,7 +230,7 @@ class MethodSequence:
     def _write(self, chunk: int) -> float:
         """Write a chunk into the current model, save the weights, and return the seconds the edit took to compute.
 
-        Raises EditError where there is no edit, or the weights would not be finite; they are unchanged then.
+        Raises FFEditError where there is no edit, or the weights would not be finite; they are unchanged then.
         """
         task, method, group = self._task, self._method, self._task.process_group
         facts, preserve = [task.facts[i] for i in self._chunks[chunk]], applied_edits(task.editable)
@@ -255,7 +255,7 @@ class MethodSequence:
     def _norm_ratio(self) -> float:
         """Return the largest ‖W − W₀‖ / ‖W₀‖."""
         pairs = [(double(memory.value), double(self._originals[memory.address])) for memory in self._memories]
-        return max(float((now - first).norm() / first.norm()) for now, first in pairs)
+        return max(float((current - original).norm() / original.norm()) for current, original in pairs)
 
     def _saved(self) -> Mapping[str, Tensor]:
         """Load the matrices that the first process saved last."""
@@ -266,7 +266,7 @@ class MethodSequence:
             memory.set_(tensors[str(memory.address)])
 
     def _resume(self, last: int, tensors: Mapping[str, Tensor]) -> None:
-        """Take up the state after the chunk `last`: its `tensors`, and the edits up to it that a method preserves."""
+        """Restore the state after the chunk `last`: its `tensors`, and the edits, if the method preserves them."""
         written = [chunk for chunk in range(last + 1) if not self._task.journal.failed(self._method, chunk)]
         edits = [Edit.load(self._folder / f"{chunk:05d}") for chunk in written if METHODS[self._method].preserves]
         self._set(tensors)
@@ -283,8 +283,8 @@ class MethodSequence:
             last = state["chunk"]
             for chunk in range(last):
                 edited += 0 if journal.failed(method, chunk) else len(self._chunks[chunk])
-                whole = chunk not in stops or journal.done(method, f"at {edited}", chunk)
-                if not (whole and journal.done(method, "after", chunk)):
+                complete = chunk not in stops or journal.done(method, f"at {edited}", chunk)
+                if not (complete and journal.done(method, "after", chunk)):
                     raise EditError("measurements are missing")
             self._resume(last, tensors)
             return last, state["seconds"]

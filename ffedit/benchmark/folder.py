@@ -36,9 +36,9 @@ MANIFEST, EDITS, REPORT, TABLES = "manifest.json", "edits", "report.json", "repo
 RESULTS = "results.jsonl"
 OWN = (MANIFEST, "results*.jsonl", REPORT, TABLES, EDITS)
 WAYS_OUT = "name another folder, or replace these results with --force"
-# As method: the unedited model. As index of a fact: the whole model; this line closes a group.
+# `Line.method` of the unedited model; `Line.fact` of the line about the whole model, which closes a group.
 UNEDITED, WHOLE = "", -1
-# What is read of a line. That of a fact has its scores, or the error that it has none because of; so has a model's.
+# Fields that are read from a line: the measurements of its fact or model, or the `error` that prevented them.
 LINE: Form = {
     **{"method!": Maybe(TEXT), "when!": TEXT, "chunk!": INTEGER, "fact!": Maybe(INTEGER), "finite": YES_OR_NO},
     **{"scores": {EVERY: Maybe(NUMBER)}, "says": TEXT, "kinds": {EVERY: NUMBER}, "left_out": {EVERY: INTEGER}},
@@ -76,13 +76,13 @@ class Line:
 
     @classmethod
     def from_dict(cls, line: Mapping[str, Any]) -> Line:
-        """Return the line that `to_dict` was called on; ValueError for what is none."""
+        """Return the line that `to_dict` was called on; ValueError for anything else."""
         check_form(line, LINE, "the line")
         if "error" not in line:
             of_model = {"before": {"problems!": OBJECT}, "after": OF_EDIT}.get(line["when"], OF_MODEL)
             check_form(line, of_model if line["fact"] is None else OF_FACT, "the line")
         if any(not 0 <= (line.get("scores", {}).get(name) or 0) <= 1 for name in SCORE_PARTS):
-            raise ValueError(f"of the line's {', '.join(SCORE_PARTS)}, one is not a share")
+            raise ValueError(f"not all of the line's {', '.join(SCORE_PARTS)} are from 0 to 1")
         measured = dict(line)
         method, when, chunk, fact = (measured.pop(name) for name in ("method", "when", "chunk", "fact"))
         return cls(method or UNEDITED, when, chunk, WHOLE if fact is None else fact, measured)
@@ -99,9 +99,9 @@ class Journal:
     """
 
     def __init__(self, folder: Path, process: int | None = None, writes: bool = True) -> None:
-        own = folder / (RESULTS if process is None else f"results-{process}.jsonl")
+        own_file = folder / (RESULTS if process is None else f"results-{process}.jsonl")
         self.lines = {line.key: line for path in _files(folder) for line in _read(path)}
-        self._file = resuming.Journal(own) if writes else None
+        self._file = resuming.Journal(own_file) if writes else None
 
     def done(self, method: str, when: str, chunk: int) -> bool:
         """Check whether a group is complete."""
@@ -163,8 +163,8 @@ def needed() -> Iterator[None]:
 def earlier(folder: Path, run: Mapping[str, Any], force: bool) -> tuple[dict[str, Any], list[str]]:
     """Read the settings and the machines from the manifest of a claimed folder; both empty where it has no results.
 
-    `run` holds the settings known so far of the run that is to continue there; with `force`, there is none
-    (`delete_results`).
+    `run` holds the settings of the new run, as far as known. With `force` it continues nothing: the results are to be
+    deleted (`delete_results`).
 
     Raises:
         EditError: results of another run or version, a damaged manifest, or files other than results.
@@ -184,7 +184,7 @@ def earlier(folder: Path, run: Mapping[str, Any], force: bool) -> tuple[dict[str
         manifest = json.loads(path.read_text(encoding="utf-8"))
         check_form(manifest, VERSIONS)
         _refuse_difference(folder, "other versions", _released(manifest["versions"]), _released(versions()))
-        check_form(manifest, RUN)  # of this version
+        check_form(manifest, RUN)  # the form of this version
         there, machines = dict(manifest["run"]), list(manifest["hardware"])
     except (OSError, ValueError, RecursionError) as error:
         raise EditError(f"{path}: not a manifest of `ffedit bench`; {WAYS_OUT}") from error
@@ -239,11 +239,11 @@ def _refuse_difference(folder: Path, what: str, there: Mapping[str, Any], here: 
         raise EditError(f"{folder}: results of {what} ({other}); {WAYS_OUT}")
 
 
-def _other(folder: Path, own: Sequence[Path] = ()) -> str | None:
-    """Return the name of the first entry of a claimed folder that is not in `own`, or None."""
-    return next((path.name for path in sorted(folder.iterdir()) if path.name != LOCK and path not in own), None)
+def _other(folder: Path, results: Sequence[Path] = ()) -> str | None:
+    """Return the name of the first entry of a claimed folder that is not in `results`, or None."""
+    return next((path.name for path in sorted(folder.iterdir()) if path.name != LOCK and path not in results), None)
 
 
-def _released(made_by: Mapping[str, str]) -> dict[str, str]:
+def _released(builds: Mapping[str, str]) -> dict[str, str]:
     """Strip the local part of versions, which names the build's hardware: torch 2.9.1+cpu becomes 2.9.1."""
-    return {name: str(version).partition("+")[0] for name, version in made_by.items()}
+    return {name: str(version).partition("+")[0] for name, version in builds.items()}

@@ -36,12 +36,12 @@ def _accelerators() -> list[str]:
     kind = torch.accelerator.current_accelerator(check_available=True)
     if kind is None:
         return []
-    properties = getattr(torch.get_device_module(kind), "get_device_properties", lambda i: None)  # Apple's has none
-    found = []
+    properties = getattr(torch.get_device_module(kind), "get_device_properties", lambda i: None)  # MPS has none
+    names = []
     for device in map(properties, range(torch.accelerator.device_count())):
         memory = getattr(device, "total_memory", None)
-        found.append(getattr(device, "name", kind.type) + ("" if memory is None else f", {_gib(memory)}"))
-    return found
+        names.append(getattr(device, "name", kind.type) + ("" if memory is None else f", {_gib(memory)}"))
+    return names
 
 
 def _gib(size: int) -> str:

@@ -73,7 +73,7 @@ class MethodReport:
     failed: int  # number of facts that could not be written
     not_finite: int  # number of facts not measured because the edit or the edited model's output is NaN or infinite
     norm_ratio: float | None  # ‖W − W₀‖ / ‖W₀‖, mean over edits; of a sequence, at its end
-    # Without measuring: `choosing` values (once for all methods that share them), `solving`.
+    # seconds of `choosing` values (once for all methods that share them) and of `solving`, without measurements
     seconds_per_fact: Mapping[str, float]
 
     @property
@@ -90,7 +90,7 @@ class BenchReport(Displayed):
         run: model, facts, mode and all hyperparameters, as in the manifest.
         before: all facts on the unedited model.
         methods: figures by the name of the method.
-        comparisons: each method against each earlier one in the list, at the end.
+        comparisons: differences of each method from each earlier one in the list, at the end.
         failures: facts that could not be asked or written, with the reason.
         unusable: records of the data set that could not be made into facts, with the reason.
         left_out: prompts and texts that a score was not measured on.
@@ -144,9 +144,9 @@ class Results:
         self._models: dict[tuple[str, str], list[Line]] = defaultdict(list)
         self._scores: dict[tuple[str, str], dict[int, FactScores]] = defaultdict(dict)
         for _, line in sorted(journal.lines.items()):
-            asked = [line.fact, *(_index(name) for name in line.measured.get("problems", ()))]
-            if not all(WHOLE <= index < len(facts) for index in asked):
-                raise EditError(f"the results are of fact {max(asked)}, and the run has {counted(len(facts), 'fact')}")
+            indices = [line.fact, *(_index(name) for name in line.measured.get("problems", ()))]
+            if not all(WHOLE <= index < len(facts) for index in indices):
+                raise EditError(f"the results are of fact {max(indices)}; the run has {counted(len(facts), 'fact')}")
             moment = line.method, line.when
             (self._models if line.fact == WHOLE else self._facts)[moment].append(line)
             if line.fact != WHOLE and "error" not in line.measured:
@@ -170,13 +170,13 @@ class Results:
         scores = self.scores(method, when)
         indices = sorted(scores if only is None else set(scores) & set(only))
         models = [line.measured for line in self.models(method, when)]
-        of_model = [name for name, metric in METRICS.items() if metric.function is None]
+        of_model = [score for score, metric in METRICS.items() if metric.function is None]
         values = {score: [model[score] for model in models if model.get(score) is not None] for score in of_model}
         return _row(name, [scores[i] for i in indices], values)
 
     def curve(self, method: str) -> dict[int, str]:
         """Map the number of facts edited at each checkpoint to the checkpoint's name in the lines (`Line.when`)."""
-        moments = [when for of, when in self._models if of == method and when != "after"]
+        moments = [when for name, when in self._models if name == method and when != "after"]
         return dict(sorted((len({line.fact for line in self.lines(method, when)}), when) for when in moments))
 
 
@@ -222,7 +222,7 @@ def report(
 def _method(results: Results, method: str, last: str, sequential: bool) -> MethodReport:
     knew = [i for i, fact in results.before.items() if fact.scores.knew]
     known = results.row("before", UNEDITED, "before", knew), results.row(method, method, last, knew)
-    written = results.lines(method, "after")
+    lines = results.lines(method, "after")
     edits = [line.measured for line in results.models(method, "after") if "error" not in line.measured]
     count = max(len(results.scores(method, "after")), 1)
     ratios = [model["norm_ratio"] for model in edits if model["norm_ratio"] is not None]
@@ -232,8 +232,8 @@ def _method(results: Results, method: str, last: str, sequential: bool) -> Metho
         known=known if knew else None,
         change=change(("before", method), results.before, results.scores(method, last)),
         curve=tuple(results.row(str(n), method, when) for n, when in results.curve(method).items()),
-        failed=sum("error" in line.measured and line.measured.get("finite") is not False for line in written),
-        not_finite=sum(line.measured.get("finite") is False for line in written),
+        failed=sum("error" in line.measured and line.measured.get("finite") is not False for line in lines),
+        not_finite=sum(line.measured.get("finite") is False for line in lines),
         norm_ratio=(ratios[-1] if sequential else fmean(ratios)) if ratios else None,
         seconds_per_fact={
             name: sum(model["seconds"][name] for model in edits) / count for name in ("choosing", "solving")

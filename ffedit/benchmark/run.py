@@ -68,7 +68,7 @@ def bench(
         out: the results folder.
         layers: layers to edit; None takes the layer published for the model, or else a quarter of its depth.
             Single-layer methods write to the last.
-        spread: with `layers` None, how many layers share the update: that one and those below it.
+        spread: with `layers` None, number of layers that share the update: the default one and those below it.
         config: hyperparameters of the edits, the same for all methods or by method.
         stats: second moments of the keys, or the text to collect them on; None as for `ffedit.edit`.
         text: a text file for drift and perplexity; None for text that the model samples.
@@ -99,7 +99,7 @@ def bench(
         top = max(layers or ())
         try:
             in_reach(editable, facts[:1], METHODS[name], range(top, top + 1), numbers.key.fact_token)
-        except FactError:  # of a fact that does not fit the model; the report names it
+        except FactError:  # the fact does not fit the model; the report says so
             continue
     generic_text = None if text is None else Path(text)
     with ExitStack() as stack:
@@ -110,7 +110,7 @@ def bench(
         there, machines = group.by_first(lambda: folder.earlier(path, run, force))
         machine = group.by_first(lambda: hardware(editable.device, group.size))
         machines += [machine] if machine not in machines else []
-        configs = {name: config_from_dict(of) for name, of in there.get("config", {}).items()} | configs
+        configs = {name: config_from_dict(values) for name, values in there.get("config", {}).items()} | configs
         if layers is None:
             layers = there.get("layers") or spread_below(auto_layer(editable).layer, spread)
         moments = settings.moments_of(editable, facts, plan, configs, sorted(layers), stats, group, progress)
@@ -145,6 +145,6 @@ def bench(
         figures = report(Journal(path, writes=False), facts, list(configs), plan.sequential, about_run, unusable)
         content = json.dumps(finite(figures.to_dict()), indent=1, ensure_ascii=False)
         group.by_first(lambda: write_text(path / folder.REPORT, f"{content}\n"))
-        text = "\n".join([markdown(figures), "## Computed on", "", *(f"- {machine}" for machine in machines), ""])
-        group.by_first(lambda: write_text(path / folder.TABLES, text))
+        page = "\n".join([markdown(figures), "## Computed on", "", *(f"- {machine}" for machine in machines), ""])
+        group.by_first(lambda: write_text(path / folder.TABLES, page))
     return figures

@@ -1,7 +1,7 @@
 """The settings that results of one run share: model, facts, mode, hyperparameters, layers, key statistics, text, seeds.
 
-They are written into the manifest; a run that differs in one of them cannot continue in the same folder. A mode is one
-list of chunks of facts that are edited together:
+They are written into the manifest; a run that differs in one of them cannot continue in the same folder. A mode divides
+the facts into chunks that are edited together:
 
     single            each fact alone, on the unedited model
     batch:N           N facts at once, on the unedited model
@@ -45,7 +45,7 @@ SEEDS = {
     "bootstrap": intervals.SEED,
     "bootstrap_draws": intervals.DRAWS,
 }
-# Checkpoints of a sequence.
+# Number of checkpoints in a sequence.
 CHECKPOINTS = 10
 # The fields that identify key statistics.
 IDENTITY = ("source", "count", "ridge", "texts")
@@ -56,7 +56,7 @@ class Mode:
     """Mode of a benchmark."""
 
     name: str  # "single", "batch" or "sequential"
-    size: int = 1  # the least number of facts per chunk; the last chunk takes what is left
+    size: int = 1  # the least number of facts per chunk; the last chunk may have fewer
 
     @classmethod
     def parse(cls, text: str) -> Mode:
@@ -101,7 +101,7 @@ def checkpoints(chunks: Sequence[Sequence[int]]) -> list[int]:
 def configured(
     methods: str | Iterable[str], config: EditConfig | Mapping[str, EditConfig] | None
 ) -> dict[str, EditConfig]:
-    """Return the hyperparameters of each method. Raises EditError for none, or an unknown one."""
+    """Return the hyperparameters of each method. Raises EditError for no methods, or an unknown one."""
     EditError.require(methods, Iterable, "names of methods were expected (`ffedit methods` lists them)")
     names = [check_method(method).name for method in ([methods] if isinstance(methods, str) else methods)]
     if not names:
@@ -115,24 +115,24 @@ def configured(
 
 
 def held_out(config: EditConfig, facts: Sequence[Fact]) -> EditConfig:
-    """Take from the names that C knows those that are asked about: scores are to hold for names that no edit has seen.
+    """Exclude from C the built-in names in prompts about other subjects (`Fact.neighbors`).
 
-    These are the built-in names in a probe of another subject (`Fact.neighbors`).
+    Scores should hold for names that no edit has seen.
     """
     if not config.key.names_weight:
         return config
     asked = "\n".join(probe.prompt for fact in facts for probe in fact.neighbors)
-    found = dict.fromkeys([*config.key.without_names, *(name for name in names() if stands_in(name, asked))])
-    return replace(config, key=replace(config.key, without_names=tuple(found)))
+    excluded = dict.fromkeys([*config.key.without_names, *(name for name in names() if stands_in(name, asked))])
+    return replace(config, key=replace(config.key, without_names=tuple(excluded)))
 
 
 def check_facts(facts: Sequence[Fact]) -> None:
-    """Check that there are facts and that a report can tell them apart, by their case_id if they have one."""
+    """Check that there are facts, and that no two of them have the same case_id."""
     if not facts:
         raise FactError("no facts to edit; give at least one")
-    for number, count in Counter(fact.case_id for fact in facts if fact.case_id is not None).items():
+    for case_id, count in Counter(fact.case_id for fact in facts if fact.case_id is not None).items():
         if count > 1:
-            raise FactError(f"{count} facts have the case_id {number!r}; give each its own, or none")
+            raise FactError(f"{count} facts have the case_id {case_id!r}; give each its own, or none")
 
 
 def identity(editable: Editable, facts: Sequence[Fact], mode: Mode, text: Path | None, full: bool) -> dict[str, Any]:
@@ -177,8 +177,7 @@ def moments_of(
 ) -> Mapping[Address, KeyMoments]:
     """Return second moments of the unedited model's keys, enough for the largest edit or a whole sequence.
 
-    Raises EditError for layers that do not exist, and statistics that do not fit or
-    cannot be collected.
+    Raises EditError for layers that do not exist, and statistics that do not fit or cannot be collected.
     """
     depth = len(editable.layers)
     needed = [METHODS[method].complete(config) for method, config in configs.items() if METHODS[method].statistics]

@@ -107,7 +107,7 @@ def number(value: float | None) -> str:
 
 
 def _measured(rows: Sequence[Row], names: Sequence[str]) -> list[str]:
-    """Return those of `names` that at least one row has a value for."""
+    """Return the `names` of scores that at least one row has."""
     return [name for name in names if any(getattr(row.scores, name) is not None for row in rows)]
 
 

@@ -57,12 +57,12 @@ class Task:
         lines = [Line(method, when, chunk, i, measured) for i, measured in facts.items()]
         self.journal.add([*lines, Line(method, when, chunk, WHOLE, model)])
         if when == "after":
-            own = set(self.own)
-            keys = [key for key in self.journal.lines if key[:2] == (method, when) and key[3] in own]
-            self.progress(method, sum(self.journal.done(*key[:3]) for key in keys), len(own))
+            indices = set(self.own)
+            keys = [key for key in self.journal.lines if key[:2] == (method, when) and key[3] in indices]
+            self.progress(method, sum(self.journal.done(*key[:3]) for key in keys), len(indices))
 
     def record_failure(self, facts: Sequence[int], method: str, chunk: int, error: FFEditError) -> None:
-        """Record for each fact of an edit that could not be made the reason why."""
+        """Record the reason why an edit could not be made, for each of its facts."""
         reason = {"error": str(error), **({"finite": False} if isinstance(error, ModelError) else {})}
         self.record(method, "after", chunk, dict.fromkeys(facts, reason), reason)
 
@@ -71,7 +71,7 @@ class Scorer:
     """Scores of facts that are edited together, with their prompts prepared on the unedited model.
 
     A fact that does not fit the model goes to `problems`, by its index, with the reason; `facts` are the indices of the
-    others. Each process evaluates its share of them; an error in one of them is an error of all.
+    others. Each process evaluates its share of them; an error in one process is raised in all.
     """
 
     def __init__(self, task: Task, facts: Sequence[int]) -> None:
@@ -110,20 +110,20 @@ class Scorer:
         scores = self._evaluation.before if self._evaluation else ()
         shares = task.process_group.gather([[i, pack(fact)] for i, fact in zip(self._own, scores, strict=True)])
         problems = {str(i): reason for i, reason in self.problems.items()}
-        about = {"perplexity": task.text.perplexity, "problems": problems}
-        task.record(UNEDITED, "before", chunk, _in_order(shares, self.facts), about)
+        model = {"perplexity": task.text.perplexity, "problems": problems}
+        task.record(UNEDITED, "before", chunk, _in_order(shares, self.facts), model)
 
     def record_edited(self, facts: Sequence[int], method: str, when: str, chunk: int, model: Mapping[str, Any]) -> None:
-        """Score facts on the model in its current state and record them as one group, or that it is not finite.
+        """Score facts on the model in its current state and record them, or that it is not finite, as one group.
 
         For the arguments see `Line`; `model` has further entries for the line about the model.
         """
-        task, group, own = self._task, self._task.process_group, [i for i in facts if i in self._own]
+        task, group, share = self._task, self._task.process_group, [i for i in facts if i in self._own]
 
         def measured() -> tuple[Sequence[FactScores], float | None, float | None]:
             scores: Sequence[FactScores] = ()
-            if self._evaluation and own:
-                scores = self._evaluation.scores(only=[self._own[i] for i in own])
+            if self._evaluation and share:
+                scores = self._evaluation.scores(only=[self._own[i] for i in share])
             if task.mode.sequential and when == "after":  # a sequence measures the text at checkpoints only
                 return scores, None, None
             return scores, *task.text.measure()
@@ -135,7 +135,7 @@ class Scorer:
             unmeasured = dict.fromkeys(facts, reason)
             task.record(method, when, chunk, unmeasured, {**model, "reason": str(error), "finite": False})
         else:
-            shares = group.gather([[i, pack(fact)] for i, fact in zip(own, scores, strict=True)])
+            shares = group.gather([[i, pack(fact)] for i, fact in zip(share, scores, strict=True)])
             by_fact = _in_order(shares, facts)
             task.record(method, when, chunk, by_fact, {**model, "drift": drift, "perplexity": perplexity})
 
@@ -154,5 +154,5 @@ def pack(scores: FactScores) -> dict[str, Any]:
 
 
 def unpack(packed: Mapping[str, Any], fact: Fact) -> FactScores:
-    """Return the scores that `pack` made plain JSON."""
+    """Return the scores that `pack` returned as plain JSON."""
     return FactScores.from_dict({**packed, "fact": fact.to_dict()})

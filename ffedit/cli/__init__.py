@@ -1,8 +1,8 @@
 """The command line: parse, call the public API, render.
 
-Exit codes: 0 done; 1 an error in the input, shown in one line; 2 usage; 3 an edit that did not take (saved with
-`--force` it is 0), or a `--require` or a guardrail of `--strict` that it misses; 4 an internal check of ffedit failed;
-130 interrupted.
+Exit codes: 0 done; 1 an error in the input, shown in one line; 2 usage; 3 an edit that did not take (0 if `--force`
+saves it), misses a `--require` or breaks a guardrail of `--strict`; 4 an internal check of ffedit failed; 130
+interrupted.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ COMMANDS = {
     "doctor": "Show versions, devices, and the editable parts of a model.",
     "cache": "List or clear what ffedit keeps between runs.",
 }
-# While torch's threads wait they spin, and take the processor from whatever else runs. Here they do not, or with GNU's
-# OpenMP for a tenth of a millisecond: a small product takes less time than to wake a thread. Read when torch loads.
+# Idle threads of torch spin, which takes the processor from other programs. With these settings they sleep; with GNU's
+# OpenMP they first spin a tenth of a millisecond, because waking a thread takes longer than a small product. Read when
+# torch loads.
 WAITS = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "5000"}
-# Python looks for cycles of unused objects after so many new ones. After its usual 700, that takes a quarter of the
-# time in which modules are imported, which leave hardly any.
+# New objects after which Python looks for unused cycles; its default, 700, takes a quarter of the time of all imports.
 COLLECTED = 50_000
-# The headings of `--help`; what is named nowhere here stands under "Options".
+# Headings of `--help`, each with its options; all other options stand under "Options".
 PANELS = {
     "The fact, instead of FACTS": ("--subject", "--prompt", "--target", "--previous"),
     "The edit": (
@@ -77,13 +77,13 @@ class Lazy(click.RichGroup):
         """Import the module of a command and return the command."""
         if name not in COMMANDS:
             return None
-        own = name.replace("-", "_")
-        command: click.Command = getattr(importlib.import_module(f"ffedit.cli.{own}"), own)
+        function = name.replace("-", "_")
+        command: click.Command = getattr(importlib.import_module(f"ffedit.cli.{function}"), function)
         command.short_help = COMMANDS[name]
         return command
 
 
-# The names are those that click suggests for one that is not known.
+# click suggests one of these names for an unknown command.
 @click.command(
     cls=Lazy,
     commands=[click.Command(name) for name in COMMANDS],
@@ -102,19 +102,19 @@ def main() -> None:
     gc.set_threshold(COLLECTED)
     for stream in (sys.stdin, sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
-            stream.reconfigure(errors="replace")  # ? for what an ASCII terminal does not show, or is no text
+            stream.reconfigure(errors="replace")  # ? for what an ASCII terminal cannot show
     _exit(invoke())
 
 
 def _exit(code: int) -> NoReturn:
-    """End with `code`; after a command that loaded torch at once, since Python takes a second to free its objects."""
+    """Exit with `code`; if torch is loaded, without freeing Python's objects, which takes a second."""
     if "torch" in sys.modules:
         atexit._run_exitfuncs()
         try:
             for stream in (sys.stdout, sys.stderr):
-                if stream is not None:  # closed when the process began
+                if stream is not None:  # None if it was closed when the process began
                     stream.flush()
-        except (OSError, ValueError):  # what reads the output is gone, and Python says so
+        except (OSError, ValueError):  # the reader of the output is gone, and Python reports it
             sys.exit(code)
         os._exit(code)
     sys.exit(code)
@@ -154,6 +154,6 @@ def invoke(arguments: list[str] | None = None) -> int:
 
 def _show(message: str) -> None:
     if os.environ.get("RANK", "0") != "0":
-        # An error that all processes see is shown by the first: meanwhile the launcher ends the others.
+        # The first process shows an error that all have; the launcher ends the others during this pause.
         time.sleep(5)
     PlainConsole(stderr=True).print(error_line(message), soft_wrap=True)

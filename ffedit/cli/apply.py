@@ -28,7 +28,7 @@ from ffedit.editor.names import method_names
     "--method",
     default="memit",
     type=click.Choice(method_names()),
-    help="Method of editing; `ffedit methods` explains them.",
+    help="Method of editing; `ffedit methods` explains each.",
 )
 @options.solving_options
 @click.option("--out", type=options.FILE, help="Save the edit in this folder.")
@@ -45,9 +45,9 @@ from ffedit.editor.names import method_names
 @click.option("--dry-run", is_flag=True, help="Show the facts as they are read and the steps, and edit nothing.")
 @click.option("--strict", is_flag=True, help="Refuse an edit that breaks a guardrail; the default is to warn.")
 @options.html_option
-def apply(solving: options.Solving, surface: Surface, html: Path | None, **given: Any) -> None:
+def apply(solving: options.Solving, surface: Surface, html: Path | None, **kwargs: Any) -> None:
     """Write the facts of FACTS (files of any shape, a data set, or -) into a model."""
-    paths = {name: given.pop(name) for name in ("out", "save_recipe", "export_to", "force", "plot")}
+    paths = {name: kwargs.pop(name) for name in ("out", "save_recipe", "export_to", "force", "plot")}
     destinations = Destinations(json_to=surface.json_to, html=html, **paths)
     destinations.check()
-    work.apply(surface=surface, destinations=destinations, solving=solving, **given)
+    work.apply(surface=surface, destinations=destinations, solving=solving, **kwargs)

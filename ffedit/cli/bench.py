@@ -33,7 +33,7 @@ from ffedit.editor.names import check_method_name, method_names
 @click.option("--force", is_flag=True, help="Replace the results of another run.")
 @options.asking_options
 @options.html_option
-def bench(methods: str, **given: Any) -> None:
+def bench(methods: str, **kwargs: Any) -> None:
     """Write the facts of FACTS into a model by several methods, and measure each before and after."""
     names = [check_method_name(name.strip()) for name in methods.split(",")]
-    work.bench(methods=names, **given)
+    work.bench(methods=names, **kwargs)

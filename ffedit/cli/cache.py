@@ -30,9 +30,9 @@ def list_entries(surface: Surface) -> None:
     lines = [f"{decimal(size):>10}  {names[entry]}" for entry, size in sizes.items()]
     summary = f"{counted(len(sizes), 'file')}, {decimal(total)} in {store.folder()} ({store.bounds()})"
     surface.show(Text("\n".join([*lines, summary]), no_wrap=True, overflow="ignore"))
-    about = {"folder": str(store.folder()), "bytes": total, "max_bytes": store.max_bytes(), "max_days": store.MAX_DAYS}
+    limits = {"folder": str(store.folder()), "bytes": total, "max_bytes": store.max_bytes(), "max_days": store.MAX_DAYS}
     entries = [{"entry": names[entry], "bytes": size} for entry, size in sizes.items()]
-    surface.write_json({**about, "entries": entries})
+    surface.write_json({**limits, "entries": entries})
 
 
 @cache.command()
@@ -40,5 +40,5 @@ def list_entries(surface: Surface) -> None:
 def clear(surface: Surface) -> None:
     """Delete every entry."""
     freed = store.clear()
-    surface.show(f"{decimal(freed)} set free in {store.folder()}")
+    surface.show(f"{decimal(freed)} freed in {store.folder()}")
     surface.write_json({"folder": str(store.folder()), "freed": freed})

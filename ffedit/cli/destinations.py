@@ -19,7 +19,7 @@ from ffedit.files.placing import sweep
 
 @dataclass(frozen=True)
 class Destinations:
-    """The values of the options of `apply` that name what is written; None where a result was not asked for."""
+    """Options of `apply` that name the results to write; None for a result that was not asked for."""
 
     out: Path | None
     save_recipe: Path | None
@@ -30,7 +30,7 @@ class Destinations:
     force: bool
 
     def check(self) -> None:
-        """Check that the results can be written, none in a folder that is made anew. Raises EditError otherwise."""
+        """Raise EditError if a result cannot be written, or lies in a folder that is made anew."""
         folders = [folder for folder in (self.out, self.export_to) if folder is not None]
         for folder in folders:  # all of them, before one is refused
             sweep(folder.absolute().parent, folder.name)
@@ -38,8 +38,8 @@ class Destinations:
             check_free(folder, self.force, folder=folder == self.out)
         if self.plot is not None:
             check_plot(self.plot)
-        named = (self.save_recipe, self.plot, self.html, self.json_to)
-        files = [Path(file) for file in named if file is not None and str(file) != "-"]
+        targets = (self.save_recipe, self.plot, self.html, self.json_to)
+        files = [Path(file) for file in targets if file is not None and str(file) != "-"]
         results = {path: behind_links(path) for path in (*folders, *files)}
         for result, folder in product(results, folders):
             if results[folder] in results[result].parents:
@@ -51,12 +51,12 @@ class Destinations:
         return self.export_to is not None and self.export_to.suffix == ".gguf"
 
     def words(self) -> str:
-        """List what would be written."""
+        """List the paths that would be written."""
         paths = (self.out, self.export_to, self.plot, self.html, self.save_recipe, self.json_to)
         return ", ".join(str(path) for path in paths if path not in (None, "-"))
 
     def saved(self, done: bool) -> list[str]:
-        """List the folders that were written, with the command that undoes an export; `next_step` says if none was."""
+        """List the folders that were written, with the command that undoes an export, or "not saved" unless `done`."""
         folders = [path for path in (self.out, self.export_to) if path is not None]
         if not folders or not done:
             return ["not saved"] if folders else []

@@ -16,11 +16,11 @@ from ffedit.loading.names import check_name
 @output_options
 @click.argument("name", required=False, metavar="[MODEL]")
 @model_options
-def doctor(name: str | None, model: ModelOptions, **given: Any) -> None:
+def doctor(name: str | None, model: ModelOptions, **kwargs: Any) -> None:
     """Show versions, devices, the cache, and the editable parts of MODEL."""
     if name is not None:  # an alternative to --model
         if model.name is not None:
             raise click.UsageError("give the model once: MODEL or --model")
         check_name(name)
         model = replace(model, name=name)
-    work.doctor(model=model, **given)
+    work.doctor(model=model, **kwargs)

@@ -21,7 +21,7 @@ from ffedit.loading.names import check_name
 @options.TEXT
 @click.option("--explain", is_flag=True, help="Explain each wrong answer of --edit: did its key or its value fail?")
 @options.html_option
-def evaluate(edit_from: Path | None, edited: str | None, explain: bool, **given: Any) -> None:
+def evaluate(edit_from: Path | None, edited: str | None, explain: bool, **kwargs: Any) -> None:
     """Score the facts of FACTS (files of any shape, a data set, or -) on a model."""
     if edit_from is not None and edited is not None:
         raise click.UsageError("give either --edit or --edited")
@@ -29,4 +29,4 @@ def evaluate(edit_from: Path | None, edited: str | None, explain: bool, **given:
         raise click.UsageError("--explain takes an edit apart; give it with --edit")
     if edited is not None:
         check_name(edited)
-    work.evaluate(edit_from=edit_from, edited=edited, explain=explain, **given)
+    work.evaluate(edit_from=edit_from, edited=edited, explain=explain, **kwargs)

@@ -26,10 +26,10 @@ from ffedit.loading.names import check_name
 )
 @click.option("--model", "-m", help="Hub id, folder, smollm2, or FILE.gguf of the base.  [default: that of the edit]")
 @writing_options
-def export(out: Path, format: str | None, model: str | None, force: bool, surface: Surface, **how: Any) -> None:
+def export(out: Path, format: str | None, model: str | None, force: bool, surface: Surface, **kwargs: Any) -> None:
     """Write the edit of EDIT_DIR into its base, as a checkpoint that transformers loads, or as an adapter for it."""
     check_free(out, force, folder=format == "checkpoint")
     if model is not None:
         check_name(model)
     surface.announce(f"writing and verifying {out}")
-    work.export(out=out, format=format, model=model, force=force, surface=surface, **how)
+    work.export(out=out, format=format, model=model, force=force, surface=surface, **kwargs)

@@ -1,4 +1,4 @@
-"""Options of commands that are about facts: files of them, how these are read, or one fact in words."""
+"""Options for facts: files of facts and how to read them, or one fact in words."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ IN_RECIPE = "ffedit.facts"  # in click's `Context.meta`: the facts that stand in
 
 @dataclass(frozen=True)
 class Reading:
-    """Options of reading files of facts: fields by name, the language to write, whether bad records are skipped."""
+    """Options of reading facts: the records' fields by name, the language to edit, whether bad records are skipped."""
 
     fields: Mapping[str, str]
     language: str | None
@@ -60,21 +60,21 @@ def reading_options(command: Command) -> Command:
         metavar="NAME=FIELD,…",
         help="Fields that ffedit does not recognise: target=object,prompt=question; dots lead into nested records.",
     )
-    @click.option("--language", help="Language to edit, such as en, if records have several; the others measure.")
+    @click.option("--language", help="Language to edit, such as en, if records have several; others are only measured.")
     @click.option("--skip-bad", is_flag=True, help="Leave out the records that cannot be used, and list them.")
     @functools.wraps(command)
     def wrapped(
         sources: tuple[str, ...], fields: dict[str, str], language: str | None, skip_bad: bool, **kwargs: Any
     ) -> Any:
         if not sources and (fields or language is not None or skip_bad):
-            raise click.UsageError("--map, --language and --skip-bad are of FACTS; name a file")
+            raise click.UsageError("--map, --language and --skip-bad apply to FACTS; name a file")
         return command(sources=sources, reading=Reading(fields, language, skip_bad), **kwargs)
 
     return wrapped  # type: ignore[return-value]
 
 
 def fact_options(command: Command) -> Command:
-    """Add FACTS or a fact in words; the command receives `facts`, and the records skipped by kind as `left_out`."""
+    """Add FACTS or a fact in words; the command receives `facts`, and the skipped records by kind as `left_out`."""
     needs_target = command.__name__ != "locate"
 
     @click.argument("sources", nargs=-1, metavar="[FACTS]...")
@@ -105,7 +105,7 @@ def fact_options(command: Command) -> Command:
                 raise click.UsageError("--subject, --prompt and --target belong together")
             return command(facts=[Fact(subject, prompt, target, previous)], surface=surface, **kwargs)
         if target is not None or previous is not None:
-            raise click.UsageError("FACTS says the objects itself; --target and --previous belong to --subject")
+            raise click.UsageError("FACTS names its own objects; --target and --previous belong to --subject")
         if in_recipe:
             return command(facts=in_recipe, surface=surface, **kwargs)
         sifted = reading.sift(sources, surface, need_targets=needs_target)

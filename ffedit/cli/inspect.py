@@ -1,4 +1,4 @@
-"""`ffedit inspect`: the contents of one key-value memory, of those that a prompt activates, of those of an edit."""
+"""`ffedit inspect`: one key-value memory, the memories that a prompt activates, or those that an edit adds."""
 
 from __future__ import annotations
 
@@ -12,12 +12,10 @@ from ffedit.inference.corpus import Corpus
 
 
 def corpus_options(command: options.Command) -> options.Command:
-    """Add `--corpus`, `--tokens` and `--seed`; the command receives `corpus`, of which nothing was read yet."""
+    """Add `--corpus`, `--tokens` and `--seed`; the command receives `corpus`, which is not read yet."""
 
     @click.option("--corpus", help="Text file, .jsonl, .json, or dataset NAME[:CONFIG[:SPLIT]].  [default: sampled]")
-    @click.option(
-        "--tokens", default=8192, type=click.IntRange(2), help="Number of tokens of the text to read, at most."
-    )
+    @click.option("--tokens", default=8192, type=click.IntRange(2), help="Number of tokens to read, at most.")
     @click.option("--seed", default=0, type=options.SEED, help="Seed of the sampled text.")
     @functools.wraps(command)
     def wrapped(corpus: str | None, tokens: int, seed: int, **kwargs: Any) -> Any:
@@ -40,9 +38,9 @@ def inspect() -> None:
 @corpus_options
 @options.model_options
 @options.html_option
-def memory(**given: Any) -> None:
+def memory(**kwargs: Any) -> None:
     """Show memory I of layer L (L.E.I in expert E): the tokens of its value, and the texts that activate its key."""
-    work.inspect_memory(**given)
+    work.inspect_memory(**kwargs)
 
 
 @inspect.command(short_help="The memories that a prompt activates, and where its answer is made; scale some of them.")
@@ -59,9 +57,9 @@ def memory(**given: Any) -> None:
 @click.option("--top", default=3, type=options.COUNT, help="Number of memories of each layer to show.")
 @options.asking_options
 @options.html_option
-def prompt(**given: Any) -> None:
+def prompt(**kwargs: Any) -> None:
     """Show which memories PROMPT activates at its last token, and in which layer its answer is made."""
-    work.inspect_prompt(**given)
+    work.inspect_prompt(**kwargs)
 
 
 @inspect.command(short_help="The memories that an edit adds, and which texts read them.")
@@ -71,6 +69,6 @@ def prompt(**given: Any) -> None:
 @corpus_options
 @options.model_options
 @options.html_option
-def edit(**given: Any) -> None:
+def edit(**kwargs: Any) -> None:
     """Show the memories that EDIT_DIR adds, and which texts read them."""
-    work.inspect_edit(**given)
+    work.inspect_edit(**kwargs)

@@ -32,23 +32,21 @@ SEVERS = {
 @fact_options
 @options.asking_options
 @click.option("--layers", default="all", help="Layers to restore: all, N, or A-B.")
-@click.option("--kind", default="feed-forward", type=click.Choice(list(KINDS)))
+@click.option("--kind", default="feed-forward", type=click.Choice(list(KINDS)), help="Outputs to restore.")
 @click.option(
-    "--window",
-    type=options.COUNT,
-    help="Layers restored together.  [default: a third of the depth, 3 to 10]",
+    "--window", type=options.COUNT, help="Layers restored together.  [default: a third of the depth, 3 to 10]"
 )
 @click.option(
     "--sever", default="none", type=click.Choice(list(SEVERS)), help="Keep this module at its corrupted output."
 )
 @click.option(
-    "--corruption", default="gaussian", type=click.Choice(["gaussian", "covariance", "uniform", "replacement"])
+    "--corruption",
+    default="gaussian",
+    type=click.Choice(["gaussian", "covariance", "uniform", "replacement"]),
+    help="Noise added to the subject's embeddings, or replacement by another subject.",
 )
 @click.option(
-    "--noise",
-    default=3.0,
-    type=click.FloatRange(0, min_open=True),
-    help="Size of the noise, in σ of the embeddings.",
+    "--noise", default=3.0, type=click.FloatRange(0, min_open=True), help="Size of the noise, in σ of the embeddings."
 )
 @click.option(
     "--noise-scale",
@@ -58,12 +56,13 @@ SEVERS = {
 )
 @click.option("--samples", default=10, type=options.COUNT, help="Number of corrupted runs.")
 @click.option(
-    "--metric", default="probability", type=click.Choice(["probability", "log-probability", "logit-difference"])
+    "--metric",
+    default="probability",
+    type=click.Choice(["probability", "log-probability", "logit-difference"]),
+    help="Measure of the answer.",
 )
 @click.option(
-    "--leak",
-    is_flag=True,
-    help="Map, for one fact, how far an edit at each site reaches and how much it leaks to other names.",
+    "--leak", is_flag=True, help="Map how far an edit of one fact at each site reaches, and leaks to other names."
 )
 @click.option("--aggregate", "averaged", is_flag=True, help="Average over facts by the role of the token.")
 @options.number_options
@@ -82,19 +81,19 @@ def locate(
     averaged: bool,
     solving: options.Solving,
     plot: Path | None,
-    **given: Any,
+    **kwargs: Any,
 ) -> None:
     """Trace where a model recalls the facts of FACTS (files of any shape, a data set, or -)."""
-    measurements: Any = [(each, cut) for each in KINDS[kind] for cut in SEVERS[sever]]
+    measurements: Any = [(restored, severed) for restored in KINDS[kind] for severed in SEVERS[sever]]
     if plot is not None:
         check_plot(plot)
     if layers != "all" and averaged:
-        raise EditError("--aggregate is of all layers; leave --layers out")
+        raise EditError("--aggregate takes all layers; leave --layers out")
     if leak and (averaged or len(facts) != 1):
-        raise EditError(f"--leak is of one fact, found {len(facts)}; name one, without --aggregate")
+        raise EditError(f"--leak takes one fact, found {len(facts)}; name one, without --aggregate")
     if not leak and (solving.settings or solving.preset_name != "default"):
-        raise EditError("--set and --preset are of the edits of a leak; add --leak")
+        raise EditError("--set and --preset apply to the edits of a leak map; add --leak")
     corrupted = f"{corruption}:{noise}:{noise_scale}"
     metric = metric.replace("-", "_")
-    given |= {"corruption": corrupted, "metric": metric, "averaged": averaged, "leak": leak, "solving": solving}
-    work.locate(facts, measurements, layers=layers, plot=plot, **given)
+    kwargs |= {"corruption": corrupted, "metric": metric, "averaged": averaged, "leak": leak, "solving": solving}
+    work.locate(facts, measurements, layers=layers, plot=plot, **kwargs)

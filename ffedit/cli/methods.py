@@ -1,4 +1,4 @@
-"""`ffedit methods`: what can write facts, and when to choose which."""
+"""`ffedit methods`: the editing methods, and when to choose each."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Options that several commands share, and the values that the commands receive for them.
 
 Commands are declared without torch and transformers, which take seconds to import: `--help`, a wrong option and a
-wrong path are answered at once. What computes stands in `ffedit.cli.work`, which a command calls behind its checks.
+wrong path are answered at once. All computation is in `ffedit.cli.work`, which a command calls after its checks.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SEED = click.IntRange(0, 2**32 - 1)
 
 def all_of(*options: Callable[[Command], Command]) -> Callable[[Command], Command]:
     """Return a decorator that adds several options, in the order in which `--help` shows them."""
-    return lambda command: functools.reduce(lambda added, option: option(added), reversed(options), command)
+    return lambda command: functools.reduce(lambda decorated, option: option(decorated), reversed(options), command)
 
 
 # The model -----------------------------------------------------------------------------------------
@@ -42,7 +42,7 @@ def _sizes(context: click.Context, option: click.Parameter, text: str | None) ->
     """Parse `--max-memory` into the form that accelerate takes."""
     if text is None:
         return None
-    sizes = [(device.strip(), size.strip()) for device, _, size in (part.partition("=") for part in text.split(","))]
+    sizes = [(device.strip(), size.strip()) for device, _, size in (entry.partition("=") for entry in text.split(","))]
     if not all(device and size for device, size in sizes):
         raise EditError(f"--max-memory {text!r} is not known; write it like 0=20GB,cpu=64GB")
     return {int(device) if device.isdecimal() and len(device) < 5 else device: size for device, size in sizes}
@@ -50,11 +50,11 @@ def _sizes(context: click.Context, option: click.Parameter, text: str | None) ->
 
 LOADING = {
     "device": click.option("--device", default="auto", help="auto, cpu, or any torch device."),
-    "dtype": click.option("--dtype", default="auto", type=click.Choice(["auto", "float32", "float16", "bfloat16"])),
-    "revision": click.option("--revision", help="Branch, tag or commit of a hub id."),
-    "trust_remote_code": click.option(
-        "--trust-remote-code", is_flag=True, help="Run code that comes with the checkpoint."
+    "dtype": click.option(
+        "--dtype", default="auto", type=click.Choice(["auto", "float32", "float16", "bfloat16"]), help="Precision."
     ),
+    "revision": click.option("--revision", help="Branch, tag or commit of a hub id."),
+    "trust_remote_code": click.option("--trust-remote-code", is_flag=True, help="Run the checkpoint's own code."),
     "value_matrix": click.option(
         "--value-matrix", help="Path of the value matrix, if it is not recognised: ff.out, or layers.{}.ff.out."
     ),
@@ -70,7 +70,7 @@ LOADING = {
 
 @dataclass(frozen=True)
 class ModelOptions:
-    """The model that `--model` names, None without it, and the options of loading it (`work.model.load_model`)."""
+    """The value of `--model`, None without it, and the options of loading it (`work.model.load_model`)."""
 
     name: str | None
     loading: Mapping[str, Any]
@@ -118,7 +118,7 @@ writing_options = all_of(
 
 
 def edit_folder(text: str) -> Path:
-    """Return the folder of an edit, of which only the files' names are read. Raises EditError for any other."""
+    """Return the folder of an edit; only the names of its files are read. Raises EditError for any other folder."""
     check_edit_folder(Path(text))
     return Path(text)
 
@@ -135,7 +135,7 @@ def layers_option(help: str) -> Callable[[Command], Command]:
 
 @dataclass(frozen=True)
 class Solving:
-    """Numbers of an edit, what it must not touch, and the text or folder that its key statistics come from."""
+    """Settings of an edit, the file of names to protect, and the text or folder of its key statistics."""
 
     preset_name: str
     settings: tuple[str, ...]
@@ -146,7 +146,7 @@ class Solving:
 
     @property
     def inputs(self) -> dict[str, str]:
-        """Return the paths named, for the provenance."""
+        """Return the paths that the options name, for the provenance."""
         paths = {"corpus": self.corpus, "stats": self.stats_from}
         return {name: str(path) for name, path in paths.items() if path is not None}
 
@@ -167,7 +167,7 @@ def number_options(command: Command) -> Command:
         metavar="NAME=VALUE",
         help="Change a setting: value.steps=20, memit.ridge=0.01.",
     )
-    @click.option("--seed", default=0, type=SEED)
+    @click.option("--seed", default=0, type=SEED, help="Seed of all random numbers.")
     @functools.wraps(command)
     def wrapped(**kwargs: Any) -> Any:
         solving = Solving(**{field.name: kwargs.pop(field.name) for field in fields(Solving) if field.name in kwargs})
@@ -197,15 +197,15 @@ solving_options = all_of(
 
 
 def parse_layers(text: str, depth: int, all_layers: Sequence[str]) -> range:
-    """Parse `--layers`: N, A-B, or one of the words for all. Raises EditError for others, and layers not there."""
+    """Parse `--layers`: N, A-B, or a word for all layers. Raises EditError for other text and for missing layers."""
     if text in all_layers:
         return range(depth)
     first, dash, last = text.partition("-")
     try:
         chosen = range(int(first), int(last if dash else first) + 1)
     except ValueError as error:
-        known = ", ".join((*all_layers, "one layer (4)"))
-        raise EditError(f"--layers {text!r} is not known; give {known} or a range (3-8)") from error
+        forms = ", ".join((*all_layers, "one layer (4)"))
+        raise EditError(f"--layers {text!r} is not known; give {forms} or a range (3-8)") from error
     if not chosen or chosen[0] < 0 or chosen[-1] >= depth:
         raise EditError(f"--layers {text} was asked for, but the model has layers 0 to {depth - 1}")
     return chosen
@@ -233,7 +233,7 @@ def written_file(context: click.Context, option: click.Parameter, target: Path |
 
 
 def read_text(context: click.Context, option: click.Parameter, path: Path | None) -> Path | None:
-    """Check that there is such a file."""
+    """Check that the file exists."""
     if path is not None and (path.is_dir() or not path.exists()):
         raise EditError(f"{path}: no such file; a text file in UTF-8 was expected")
     return path
@@ -243,37 +243,37 @@ TEXT = click.option(
     "--text", type=FILE, callback=read_text, help="Text file for drift and perplexity.  [default: sampled text]"
 )
 
-# Options of files and folders that are read, of models in files or folders, and of files and folders that are written.
+# Names of options: files and folders to read, models in files or folders, files to write, and folders to write.
 READ = ("sources", "corpus", "protect", "text", "stats_from", "edit_from")
 MODELS = ("model", "name", "base", "edited", "checkpoint")
 WRITTEN = ("json_to", "log", "html", "plot", "save_recipe")
 FOLDERS = ("out", "export_to")
-# How the names of those files end that are read in the folder of a model, an edit or statistics.
+# Endings of the names of files that are read from the folder of a model, an edit or statistics.
 INSIDE = (
     *("config.json", "index.json", "manifest.json", "tokenizer.json", "tokens.json", "map.json", "vocab.json"),
     *("merges.txt", "vocab.txt", ".safetensors", ".gguf", ".model", ".jinja", ".py"),
 )
 
 
-def _refuse_overwriting(given: Mapping[str, Any]) -> None:
-    """Refuse a file that is read, itself or in a folder, and would be written; and two results of one name."""
-    sources = [given.get(name) for name in (*READ, *MODELS)]
+def _refuse_overwriting(values: Mapping[str, Any]) -> None:
+    """Refuse to write a file that is read, by itself or in a folder, and to write two results to one path."""
+    sources = [values.get(name) for name in (*READ, *MODELS)]
     read = [name for source in sources for name in (source if isinstance(source, tuple) else [source])]
-    paths = {realpath(name) for name in read if name not in (None, "-")}  # as it is, where links go round in a circle
-    for target in filter(None, map(given.get, WRITTEN)):
+    paths = {realpath(name) for name in read if name not in (None, "-")}  # realpath keeps a circle of links as it is
+    for target in filter(None, map(values.get, WRITTEN)):
         path = realpath(target)
         inside = isfile(path) and dirname(path) in paths and path.endswith(INSIDE)
         if str(target) != "-" and (path in paths or inside):
-            raise click.UsageError(f"{target} is read, and would be replaced by a result; name another file for this")
-    results = [Path(name) for name in map(given.get, (*WRITTEN, *FOLDERS)) if name and str(name) != "-"]
-    for one, other in combinations(results, 2):
-        device = one.exists() and not (one.is_file() or one.is_dir())  # which takes any number
-        if behind_links(one) == behind_links(other) and not device:
-            raise EditError(f"{one}: is the name of two results; name two")
+            raise click.UsageError(f"{target} is read, and would be replaced by a result; name another file")
+    results = [Path(name) for name in map(values.get, (*WRITTEN, *FOLDERS)) if name and str(name) != "-"]
+    for first, second in combinations(results, 2):
+        device = first.exists() and not (first.is_file() or first.is_dir())  # a device takes any number of results
+        if behind_links(first) == behind_links(second) and not device:
+            raise EditError(f"{first}: is the name of two results; give each a name of its own")
 
 
 html_option = click.option(
-    "--html", type=FILE, metavar="FILE", callback=written_file, help="Write a page for a browser."
+    "--html", type=FILE, metavar="FILE", callback=written_file, help="Write the result as a page for a browser."
 )
 
 

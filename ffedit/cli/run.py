@@ -21,7 +21,7 @@ from ffedit.errors import EditError, FFEditError, brief
 from ffedit.facts.fact import Fact, as_facts, check_facts, show
 
 FACTS = "facts"  # a file, as FACTS of `apply`, or the facts themselves, each by its fields
-CONSENT = "trust_remote_code"  # whoever wrote a recipe cannot give it for whoever runs it
+CONSENT = "trust_remote_code"  # only whoever runs a recipe can give it, not its author
 
 
 @click.command()
@@ -40,8 +40,8 @@ def run(current: click.Context, /, recipe: Path, trust_remote_code: bool, **flag
     try:
         if FACTS in values and not isinstance(values[FACTS], str):
             current.meta[IN_RECIPE] = facts_in(values.pop(FACTS))
-        given = {**defaults(values), CONSENT: trust_remote_code}
-        context = apply.make_context("run", [], parent=current, default_map=given)
+        default_map = {**defaults(values), CONSENT: trust_remote_code}
+        context = apply.make_context("run", [], parent=current, default_map=default_map)
     except click.UsageError as error:
         raise EditError(f"{recipe}: {error.format_message()}") from error
     except FFEditError as error:
@@ -50,7 +50,7 @@ def run(current: click.Context, /, recipe: Path, trust_remote_code: bool, **flag
 
 
 def read_recipe(path: Path) -> dict[str, Any]:
-    """Read the values of a recipe. Raises EditError for a file that is none, or that has aliases."""
+    """Read the values of a recipe. Raises EditError for a file that is no recipe or has aliases."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -60,7 +60,7 @@ def read_recipe(path: Path) -> dict[str, Any]:
     except yaml.MarkedYAMLError as error:
         line = "" if error.problem_mark is None else f":{error.problem_mark.line + 1}"
         raise EditError(f"{path}{line}: not YAML of a recipe ({error.problem})") from error
-    except Exception as error:  # a date that is none, brackets thousands deep, a tag that lies: PyYAML raises anything
+    except Exception as error:  # an impossible date, brackets thousands deep, a wrong tag: PyYAML raises anything
         raise EditError(f"{path}: not YAML that can be read ({brief(error)})") from error
     if not isinstance(values, dict):
         raise EditError(f"{path}: holds no recipe; a mapping of options was expected, such as `facts: FILE`")
@@ -68,17 +68,17 @@ def read_recipe(path: Path) -> dict[str, Any]:
 
 
 class RecipeLoader(yaml.SafeLoader):
-    """Reader of YAML in which each value is written out once: without aliases, and without a name that comes twice."""
+    """Reader of YAML that refuses aliases and duplicate names."""
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        """Compose a node; aliases of aliases would be any number of values."""
+        """Compose a node, unless it is an alias: aliases of aliases expand to any number of values."""
         if self.check_event(yaml.AliasEvent):
             event: Any = self.peek_event()  # type: ignore[no-untyped-call]
             raise ComposerError(None, None, f"*{event.anchor} is an alias; write the value out", event.start_mark)
         return super().compose_node(parent, index)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """Construct a mapping; of two values of one name YAML would take the last."""
+        """Construct a mapping, unless a name occurs twice: PyYAML would keep its last value."""
         seen = set()
         for key, _ in node.value:
             if key.value in seen:
@@ -99,14 +99,14 @@ def facts_in(value: Any) -> list[Fact]:
 def defaults(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the `default_map` of `apply` for the values of a recipe.
 
-    Raises EditError for an option that is not known or that is the user's to give, and for a value of no such option.
+    Raises EditError for an unknown option, one that only the user may give, and a value that the option cannot have.
     """
     options = {_name(option): option for option in apply.params if isinstance(option, click.Option)}
-    given: dict[str, Any] = {}
+    words: dict[str, Any] = {}
     for name, value in values.items():
         option = options.get(str(name).replace("-", "_"))
         if name == FACTS:
-            given["sources"] = [_word(FACTS, value)]
+            words["sources"] = [_word(FACTS, value)]
         elif option is None:
             close = difflib.get_close_matches(str(name), [FACTS, *options], 1)
             hint = f"did you mean {close[0]}?" if close else f"known are {', '.join([FACTS, *options])}"
@@ -119,16 +119,16 @@ def defaults(values: Mapping[str, Any]) -> dict[str, Any]:
             expected = "true or false" if option.is_flag else "one value"
             raise EditError(f"{name} is {show(value)}; {expected} was expected")
         elif isinstance(value, dict):
-            given[str(option.name)] = [f"{inner}={_word(f'{name}.{inner}', number)}" for inner, number in value.items()]
+            words[str(option.name)] = [f"{inner}={_word(f'{name}.{inner}', number)}" for inner, number in value.items()]
         elif option.multiple:
-            given[str(option.name)] = [_word(name, word) for word in (value if isinstance(value, list) else [value])]
+            words[str(option.name)] = [_word(name, word) for word in (value if isinstance(value, list) else [value])]
         else:
-            given[str(option.name)] = value if option.is_flag else _word(name, value)
-    return given
+            words[str(option.name)] = value if option.is_flag else _word(name, value)
+    return words
 
 
 def _word(name: str, value: Any) -> str:
-    """Return a value as a word of a command line, in JSON if it is no text; EditError for one that is no such word."""
+    """Return a value as a word of a command line, in JSON if it is no text. Raises EditError if it cannot be one."""
     try:
         encoded = os.fsencode(word := value if isinstance(value, str) else json.dumps(value))
     except (TypeError, ValueError) as error:  # a date, a lone surrogate, an integer of thousands of digits

@@ -19,7 +19,7 @@ from ffedit.editor.edit_files import EDITS, check_edit_folder
 def show(edit_from: Path, recipe: bool, surface: Surface) -> None:
     """Show what an edit changes and how it was computed; for a checkpoint, show its edits in order."""
     if recipe and surface.json_to == "-":
-        raise click.UsageError("--recipe and --json - are both for standard output; name a file for one: --json FILE")
+        raise click.UsageError("--recipe and --json - both write to standard output; name a file: --json FILE")
     if not (edit_from / EDITS).is_dir():
         check_edit_folder(edit_from)
     work.show(edit_from, recipe, surface)

@@ -19,16 +19,16 @@ from ffedit.inference.corpus import Corpus
     "--corpus",
     help="Text file, .jsonl, .json, dataset NAME[:CONFIG[:SPLIT]], or `sampled` from the model.  [default: neutral]",
 )
-@click.option("--tokens", default=16_384, type=click.IntRange(2), help="Number of tokens of the text to read, at most.")
+@click.option("--tokens", default=16_384, type=click.IntRange(2), help="Number of tokens to read, at most.")
 @click.option("--layers", default="auto", help="auto (the layer that `apply` edits), one layer (4) or a range (3-8).")
 @click.option("--seed", default=0, type=SEED, help="Seed of the sampled text.")
 @click.option("--out", type=FILE, metavar="FOLDER", help="Folder for the statistics, to be used with `apply --stats`.")
 @click.option("--force", is_flag=True, help="Replace FOLDER.")
 @model_options
-def stats(corpus: str | None, tokens: int, seed: int, out: Path | None, force: bool, **given: Any) -> None:
-    """Collect the second moments of the keys of a text at some layers, in one pass over it."""
+def stats(corpus: str | None, tokens: int, seed: int, out: Path | None, force: bool, **kwargs: Any) -> None:
+    """Collect the second moments of a text's keys at one or several layers, in one pass."""
     text = Corpus(corpus, tokens, seed)
     text.check()
     if out is not None:
         check_free(out, force, folder=True)
-    work.stats(corpus=text, out=out, force=force, **given)
+    work.stats(corpus=text, out=out, force=force, **kwargs)

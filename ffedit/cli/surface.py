@@ -28,13 +28,13 @@ from ffedit.version import __version__
 
 
 def is_first_process() -> bool:
-    """Return True for the process that shows and writes, of several that `accelerate launch` started, or alone."""
+    """Return whether this process shows and writes: it is the first of `accelerate launch`, or the only one."""
     return int(os.environ.get("RANK", "0")) == 0 or int(os.environ.get("WORLD_SIZE", "1")) == 1
 
 
 @contextmanager
 def logged(verbose: bool, file: Path | None) -> Iterator[None]:
-    """Log what ffedit does within the block, on standard error or to a file or both."""
+    """Log what ffedit does within the block: to standard error, a file, or both."""
     handlers: list[logging.Handler] = [logging.StreamHandler()] if verbose else []
     handlers += [LogFile(file, encoding="utf-8")] if file is not None else []
     logger, started = logging.getLogger("ffedit"), perf_counter()
@@ -61,11 +61,11 @@ class LogFile(logging.FileHandler):
     """A log that ends where it cannot be written: a full disk must not cost the result, nor show a traceback."""
 
     def handleError(self, record: logging.LogRecord) -> None:
-        """Write nothing from now on."""
+        """Stop writing to the file."""
         self.setLevel(logging.CRITICAL + 1)
 
     def close(self) -> None:
-        """Close the file; a full disk, which may refuse the last lines, has been seen by then."""
+        """Close the file, even if a full disk refuses the last lines."""
         try:
             super().close()
         except OSError:
@@ -73,7 +73,7 @@ class LogFile(logging.FileHandler):
 
 
 class OneLine(logging.Formatter):
-    """Format a record on one line, with invisible characters visible: its text may be of a file or a model."""
+    """Formats a record on one line, with invisible characters visible: its text may come from a file or a model."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line."""
@@ -98,12 +98,12 @@ class Surface:
         self._stop()
         for part in parts:
             if part is not None:
-                whole = isinstance(part, Text) and bool(part.no_wrap)
-                self._console.print(part, soft_wrap=whole)
+                unwrapped = isinstance(part, Text) and bool(part.no_wrap)
+                self._console.print(part, soft_wrap=unwrapped)
                 self._console.print()
 
     def note(self, text: str) -> None:
-        """Print a line on standard error, with `--json -` as well."""
+        """Print a line on standard error, also with `--json -`."""
         if self._notes:
             click.echo(visible(text), err=True)
 
@@ -122,7 +122,7 @@ class Surface:
 
     @contextmanager
     def progress(self) -> Iterator[Progress]:
-        """Show progress bars until the block ends; where ffedit logs, log what each stage took, too."""
+        """Show progress bars until the block ends; if ffedit logs, also log the seconds of each stage."""
         self._stop()
         with progress_bars(self.quiet) as progress:
             if not logging.getLogger("ffedit").isEnabledFor(logging.INFO):
@@ -130,8 +130,8 @@ class Surface:
                 return
             from ffedit.cli.work.stages import timed_stages  # with torch, which takes seconds to import
 
-            with timed_stages(progress) as timed:
-                yield timed
+            with timed_stages(progress) as timed_progress:
+                yield timed_progress
 
     def write_json(self, result: dict[str, Any]) -> None:
         """Write the result to the file of `--json`, or to standard output for `-`. Raises EditError if it cannot."""

@@ -19,7 +19,7 @@ HOST = "127.0.0.1"
 @output_options
 @asking_options
 @click.option("--port", default=7860, type=click.IntRange(1, 65535), help="Port on this machine (127.0.0.1).")
-def ui(port: int, **given: Any) -> None:
+def ui(port: int, **kwargs: Any) -> None:
     """Serve a page to edit a model by hand; other machines cannot reach it."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -29,4 +29,4 @@ def ui(port: int, **given: Any) -> None:
             raise EditError(f"port {port}: {error.strerror}; name another with --port") from error
     if find_spec("gradio") is None or find_spec("matplotlib") is None:
         raise EditError("the page is made with gradio and matplotlib; install them with: pip install 'ffedit[ui]'")
-    work.serve(host=HOST, port=port, **given)
+    work.serve(host=HOST, port=port, **kwargs)

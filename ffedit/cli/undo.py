@@ -20,9 +20,9 @@ from ffedit.loading.names import check_name
 @click.option("--out", type=FILE, required=True, help="Folder to write.")
 @click.option("--edit", metavar="N|FINGERPRINT", help="Edit to undo; 0 is the oldest.  [default: the last]")
 @writing_options
-def undo(checkpoint: str, out: Path, force: bool, surface: Surface, **how: Any) -> None:
+def undo(checkpoint: str, out: Path, force: bool, surface: Surface, **kwargs: Any) -> None:
     """Remove an edit from CHECKPOINT (a folder or hub id of `ffedit export`), bit for bit."""
     check_name(checkpoint)
     check_free(out, force, folder=True)
     surface.announce(f"writing and verifying {out}")
-    work.undo(checkpoint, out, surface, force=force, **how)
+    work.undo(checkpoint, out, surface, force=force, **kwargs)

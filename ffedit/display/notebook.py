@@ -46,7 +46,7 @@ WIDTH = 100
 GREY, RED, GREEN, YELLOW, BLUE, VIOLET, CYAN = (
     (118, 118, 118), (200, 60, 50), (46, 135, 80), (150, 110, 0), (60, 110, 200), (150, 80, 170), (20, 130, 150)
 )  # fmt: skip
-# `dim` is halfway from the text's colour to the background: so both are grey here, and neither is written out.
+# rich draws `dim` text halfway between the colours of text and background: both are grey here, and not in the HTML.
 THEME = TerminalTheme(GREY, GREY, [GREY, RED, GREEN, YELLOW, BLUE, VIOLET, CYAN, GREY])
 FORMAT = (
     '<pre style="white-space:pre;overflow-x:auto;line-height:1.25;margin:0;background:none;'
@@ -57,7 +57,7 @@ FORMAT = (
 def html(result: object) -> str:
     """Render a result as a fragment of HTML: the terminal's text, escaped."""
     view = next(VIEWS[kind] for kind in type(result).__mro__ if kind in VIEWS)
-    # force_jupyter: otherwise rich would also show it in the notebook by itself.
+    # force_jupyter: otherwise rich itself would show the result, too.
     look: dict[str, Any] = {"force_terminal": True, "color_system": "truecolor", "no_color": False}
     console = PlainConsole(record=True, file=io.StringIO(), width=WIDTH, force_jupyter=False, **look)
     console.print(view(result))
@@ -85,7 +85,7 @@ def _figure(draw: Callable[[], Any]) -> Any:
 
     with style():
         drawn = draw()
-    drawn._repr_png_ = png  # otherwise only figures of pyplot are shown, and these twice
+    drawn._repr_png_ = png  # otherwise only pyplot's figures are shown, and twice
     return drawn
 
 

@@ -27,7 +27,7 @@ Effects: TypeAlias = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 RAMP = ("#221150", "#51127c", "#822681", "#b73779", "#e65164", "#fb8861", "#fec287", "#fcf0b2")
 PARTS = {"feed_forward": "feed-forward", "attention": "attention"}
 UNITS: dict[str, str] = {"probability": "probability", "log_probability": "nats", "logit_difference": "nats"}
-# What is said of the largest number of a heat map: of a trace's, or of shares of a change.
+# What the largest number of a heat map measures: effects of a trace, or shares of a change.
 LEGENDS: dict[Metric | Share, str] = {
     "probability": "of probability brought back",
     "log_probability": "nats brought back",
@@ -51,8 +51,8 @@ class Row:
 
     label: str
     effects: Effects  # indirect, [layers], in units of the picture's metric; NaN where nothing was restored
-    subject: bool  # of the subject
-    run: bool = False  # of several tokens, each effect being the largest among them
+    subject: bool  # a token or role of the subject
+    run: bool = False  # several tokens in one row; each effect is the largest among them
 
     @property
     def most(self) -> float:
@@ -62,17 +62,17 @@ class Row:
 
 @dataclass(frozen=True, eq=False)
 class Picture:
-    """One heat map: its rows from top to bottom, and what is said and marked in it."""
+    """One heat map: its rows from top to bottom, its title, and the marked layer."""
 
     rows: tuple[Row, ...]
     title: tuple[str, ...]  # lines
-    layer: int  # the one to mark
+    layer: int  # layer to mark
     depth: int  # number of layers
     metric: Metric | Share  # the effects are differences of it, or in a site map the share itself
 
     @property
     def scale(self) -> float:
-        """Return the light end of the colours: the largest effect, or 0 if none comes back; of shares 1, at least."""
+        """Return the light end of the colours: the largest effect, at least 0, or for shares at least 1."""
         least = 0.0 if self.metric in UNITS else 1.0
         return float(np.fmax.reduce([least, *(row.most for row in self.rows)]))
 
@@ -99,13 +99,13 @@ class Picture:
 def pictures(
     measured: Sequence[Trace | TraceSet], layer: int | None = None, most_rows: int = MOST_ROWS
 ) -> list[Picture]:
-    """Arrange measurements, those of the same tokens with the same rows; several facts by the role of a token.
+    """Arrange measurements as heat maps: of the same tokens in the same rows, of several facts by the role of a token.
 
     `layer` is marked, by default each measurement's choice; at most `most_rows` tokens have a row of their own.
     """
     averaged = [averaged_traces(m) for m in measured]
     arranged = []
-    for both, traces in zip(measured, averaged, strict=True):
+    for measurement, traces in zip(measured, averaged, strict=True):
         first = traces[0]
         clean, corrupted = (float(np.mean([getattr(t, run) for t in traces])) for run in ("clean", "corrupted"))
         title, answer = f"Causal trace of {restored(first)}", quoted(first.answer)
@@ -116,7 +116,7 @@ def pictures(
             alike = [t for t in alone if (t.tokens, t.subject) == (first.tokens, first.subject)]
             rows = list(_tokens(first, first.effects, _kept(alike, most_rows)))
         says = runs(first.metric, answer, clean, corrupted)
-        marked = both.layer if layer is None else layer
+        marked = measurement.layer if layer is None else layer
         lines = [title, says, *(["Empty: not measured"] if any(np.isnan(row.effects).any() for row in rows) else [])]
         arranged.append(Picture(tuple(rows), tuple(lines), marked, len(first.effects), first.metric))
     return arranged
@@ -158,7 +158,7 @@ def restored(measured: Trace | Aggregate) -> str:
 
 
 def _traced_layers(effects: Effects) -> str:
-    """Say at how many layers something was restored; nothing where that is all of them."""
+    """Say at how many layers something was restored; an empty text if at all."""
     traced = int((~np.isnan(effects).all(1)).sum())
     return "" if traced == len(effects) else f"{traced} of {len(effects)} layers"
 
@@ -172,7 +172,7 @@ def runs(metric: Metric, answer: str, clean: float, corrupted: float) -> str:
 
 
 def _kept(traces: Sequence[Trace], most: int) -> set[int]:
-    """Choose the tokens with a row of their own in `traces`, which have the same tokens; none where nothing was run."""
+    """Choose which of the restored tokens have a row of their own; all `traces` have the same tokens."""
     (start, end), count = traces[0].subject, len(traces[0].tokens)
     traced = {i for trace in traces for i in np.flatnonzero(~np.isnan(trace.effects).all(0)).tolist()}
     if len(traced) <= most:
@@ -187,7 +187,7 @@ def _kept(traces: Sequence[Trace], most: int) -> set[int]:
 
 
 def _tokens(prompt: Trace | SiteMap, effects: Effects, kept: set[int]) -> Iterator[Row]:
-    """Yield the tokens' rows; a run of tokens that are not kept, all of the subject or none, is one row."""
+    """Yield the tokens' rows; a run of tokens that are not kept, within or outside the subject, is one row."""
     start, end = prompt.subject
     row_of = [(i if i in kept else None, i >= start, i >= end) for i in range(len(prompt.tokens))]
     for (_, begun, ended), group in groupby(range(len(row_of)), row_of.__getitem__):

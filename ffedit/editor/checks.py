@@ -18,7 +18,7 @@ from ffedit.model.storage import device_of, gives_gradient
 
 
 def check_layers(editable: Editable, method: Method, layers: Sequence[int]) -> None:
-    """Refuse layers that the model lacks, none, one twice, and several for a method that writes to one."""
+    """Refuse no layers, layers that the model lacks, one named twice, and several for a method that writes to one."""
     if not method.layers and len(layers) != 1:
         raise EditError(f"{method.name} writes to a single layer, but layers {list(layers)} were named; name one")
     if not layers or len(set(layers)) < len(layers):
@@ -32,7 +32,7 @@ def check_layers(editable: Editable, method: Method, layers: Sequence[int]) -> N
 def in_reach(editable: Editable, facts: Sequence[Fact], method: Method, layers: range, token: FactToken) -> range:
     """Return those of `layers` from which a value written at `token` reaches every answer; EditError if there is none.
 
-    Fine-tuning writes no value at a token, but changes the layer at all of them. FactError where a fact has no such
+    Fine-tuning writes no value at a token, but changes the layer at all tokens. FactError where a fact has no such
     token.
     """
     if not method.statistics:
@@ -54,8 +54,8 @@ def in_reach(editable: Editable, facts: Sequence[Fact], method: Method, layers: 
 def check_preserved(editable: Editable, preserve: Sequence[Edit]) -> None:
     """Refuse earlier edits of another model, and those that are not in its weights.
 
-    What the keys of preserved edits give is read from the weights, so an edit that is not there would be kept as if it
-    were. The keys of an edit that was computed on the weights as they are, and is not in them, may be kept nonetheless.
+    The values of preserved keys are read from the weights, so an edit that is missing there would not be preserved. An
+    edit that was computed on the current weights is accepted nonetheless.
     """
     for edit in preserve:
         for at, delta in edit.updates.items():
@@ -76,7 +76,7 @@ def check_preserved(editable: Editable, preserve: Sequence[Edit]) -> None:
 
 
 def check_quantised(editable: Editable, method: Method, ff_layers: Sequence[FeedForward]) -> None:
-    """Refuse what would have to write to quantised weights on the way, or to pass gradients where none pass."""
+    """Refuse edits that write to quantised weights while they are computed, and kernels that pass no gradients."""
     if not any(memory.quantised for ff in ff_layers for memory in ff.memories):
         return
     if len(ff_layers) > 1 or not method.statistics:

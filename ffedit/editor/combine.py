@@ -7,9 +7,9 @@ The edits may have been made on the same weights, or each on top of those before
 solved without those that came later, and each counted the contexts of its own subject in full, at the expense of
 other text.
 
-A key depends on the layers below. The keys of the lowest layer are reused; above it the union changes more below than
-each edit did. So from the lowest layer up, the keys are read again with the union's changes written, on the edit's own
-prompts, and each is to receive the residual V − W K of its edit.
+A key depends on the layers below. The keys of the lowest layer are reused; those above it change, since the union
+changes more below them than each edit did. So from the lowest layer up, keys are read again on each edit's own prompts,
+with the union's changes written, and each is given the residual V − W K of its edit.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def combine(
     """Compute one edit that stores the facts of all `edits`: their keys and values are solved for jointly.
 
     Args:
-        editable: the model that each of them was computed on, or that the first was, and each other one on top of those
+        editable: the model on which each edit was computed, or on which the first was, and each other on top of those
             before it; restored afterwards.
         edits: edits of one layer or several, none of them fine-tuned, in the order in which they were made.
         method: one that solves from keys and values: "emmet", "memit" or "alphaedit" ("rome" for one subject).
@@ -70,7 +70,7 @@ def combine(
         EditError: the edits have other bases, share a subject, write at different tokens, contain contradicting facts
             or no keys, or there is no solution.
     """
-    solvers = {name: known for name, known in METHODS.items() if known.solve is not None}
+    solvers = {name: candidate for name, candidate in METHODS.items() if candidate.solve is not None}
     if method not in solvers:
         raise EditError(f"method {method!r} cannot combine edits; use one of {choices(method, solvers)}")
     chosen = solvers[method]
@@ -88,20 +88,20 @@ def combine(
     _check_stack(editable, edits)
     for edit in edits:
         if edit.in_chat != editable.chat:
-            how = ("with", "inside") if edit.in_chat else ("without", "outside")
-            raise EditError(f"an edit was computed {how[1]} the chat template; load the model {how[0]} it (chat=)")
+            words = ("with", "inside") if edit.in_chat else ("without", "outside")
+            raise EditError(f"an edit was computed {words[1]} the chat template; load the model {words[0]} it (chat=)")
         keyed = {subject for at in edit.updates for subject in edit.subjects(at)}
-        if lost := [fact.subject for fact in edit.facts if fact.subject not in keyed]:
+        if missing := [fact.subject for fact in edit.facts if fact.subject not in keyed]:
             raise EditError(
-                f"the edit of {lost[0]!r} has no key, so it cannot be combined (fine-tuned?); use another method"
+                f"the edit of {missing[0]!r} has no key, so it cannot be combined (fine-tuned?); use another method"
             )
     solutions = [solution for edit in edits for solution in _solutions(edit)]
-    if twice := [name for name, count in Counter(solved["subject"] for solved, _ in solutions).items() if count > 1]:
-        raise EditError(f"two edits change {twice[0]!r}, each by a value of its own; write all its facts in one edit")
+    if shared := [name for name, count in Counter(solved["subject"] for solved, _ in solutions).items() if count > 1]:
+        raise EditError(f"two edits change {shared[0]!r}, each by a value of its own; write all its facts in one edit")
     configs = {solved["from"]: numbers for solved, numbers in solutions}
-    of_keys = [config_from_dict(numbers).key for numbers in configs.values()]
-    entries = tuple(entry for key in (config.key, *of_keys) for entry in key.protect)
-    if len(tokens := {key.fact_token: None for key in of_keys}) > 1:
+    key_configs = [config_from_dict(numbers).key for numbers in configs.values()]
+    entries = tuple(entry for key in (config.key, *key_configs) for entry in key.protect)
+    if len(tokens := {key.fact_token: None for key in key_configs}) > 1:
         raise EditError(
             f"the edits write at different tokens: {', '.join(map(str, tokens))}; combine edits of one --fact-token"
         )
@@ -118,15 +118,15 @@ def combine(
     with restored(memories):
         for i, ff in enumerate(ff_layers):
             W = ff.matrix
-            named, keys, values = zip(*(_solved_in(edit, ff) for edit in edits), strict=True)
-            subjects = [subject for own in named for subject in own]
+            subject_lists, keys, values = zip(*(_solved_in(edit, ff) for edit in edits), strict=True)
+            subjects = [subject for subject_list in subject_lists for subject in subject_list]
             K, V = (torch.cat(side, 1).to(W) for side in (keys, values))
-            prompted = without_sinks(editable, ff, [prompt_sets[subject] for subject in subjects])
-            check_routes(editable, ff, subjects, prompted)
-            read = read_keys(editable, ff, prompted)
+            layer_sets = without_sinks(editable, ff, [prompt_sets[subject] for subject in subjects])
+            check_routes(editable, ff, subjects, layer_sets)
+            layer_keys = read_keys(editable, ff, layer_sets)
             if i:
-                V, K = W @ read.K + V - W @ K, read.K
-            store(chosen, record, ff, subjects, read, K, V)
+                V, K = W @ layer_keys.K + V - W @ K, layer_keys.K
+            store(chosen, record, ff, subjects, layer_keys, K, V)
             progress("solving", i + 1, len(ff_layers))
     return record.edit([solved for solved, _ in solutions]).noted(configs=configs)
 
@@ -146,7 +146,7 @@ def _check_stack(editable: Editable, edits: Sequence[Edit]) -> None:
 def _solved_in(edit: Edit, ff: FeedForward) -> tuple[list[str], Tensor, Tensor]:
     """Return the subjects, keys [Σ d_ff, n] and joint target values [d_model, n] that an edit solved for in a layer.
 
-    Experts that it did not write to are no part of the values; keys are 0 there.
+    Experts that it did not write to have no share in the values; their keys are 0.
     """
     at = next((memory.address for memory in ff.memories if edit.subjects(memory.address)), None)
     if at is None:
@@ -172,8 +172,8 @@ def _prompt_sets(editable: Editable, edits: Sequence[Edit]) -> dict[str, PromptS
 
 
 def _solutions(edit: Edit) -> Iterator[tuple[dict[str, Any], Mapping[str, Any]]]:
-    """Yield how each value of `edit` was found, with the fingerprint of its edit in `from`, and that edit's config."""
-    for part in edit.provenance.get("parts", [edit.provenance]):  # of a sum
+    """Yield the record of each value of `edit`, with the fingerprint of its edit in `from`, and that edit's config."""
+    for part in edit.provenance.get("parts", [edit.provenance]):  # several in a sum
         name, configs = part.get("fingerprint", edit.fingerprint()), part.get("configs", {})
         for solved in part.get("solved", ()):
             if "subject" not in solved:  # fine-tuned

@@ -1,11 +1,11 @@
-"""All the numbers of an edit, in the order in which it is made: prompts, key, value, and those of the method.
+"""All the numbers of an edit, in the order in which it is made: prompts, key, value, and the method's own.
 
-Every length is relative: δ to the residual stream behind the layer, λ to what the facts' own keys weigh. So one set of
-defaults serves models of every size. They were chosen on development facts of SmolLM2-135M and Gemma 3 270M
-(`evaluations/data`) and held against those of Qwen2.5-Coder-1.5B; `evaluations/reports/ablation.md` says what they
-bring and cost.
+Every length is relative: δ to the residual stream behind the layer, λ to the weight of the facts' own keys. So one set
+of defaults serves models of every size. They were chosen on development facts of SmolLM2-135M and Gemma 3 270M
+(`evaluations/data`) and checked on those of Qwen2.5-Coder-1.5B; `evaluations/reports/ablation.md` shows their benefit
+and cost.
 
-A number is named by its record and its field: `value.steps`, or `memit.ridge` for one that is the method's own
+A number is named by its record and its field: `value.steps`, or `memit.ridge` for one of the method's own
 (`Method.numbers`).
 """
 
@@ -25,7 +25,7 @@ from ffedit.inference.corpus import as_seed
 Numbers = TypeVar("Numbers")
 Names: TypeAlias = tuple[str, ...]
 
-# By type of a default, what a value may be.
+# By the type of a default: the types that a value may have, and their name in messages.
 _KINDS: dict[type, tuple[type | tuple[type, ...], str]] = {
     bool: (bool, "True or False"),
     int: (int, "a whole number"),
@@ -37,21 +37,21 @@ _KINDS: dict[type, tuple[type | tuple[type, ...], str]] = {
 def check_numbers(record: str, numbers: Any, counts: Names = (), positive: Names = (), weights: Names = ()) -> None:
     """Refuse values of another type than a field's default, and numbers out of range.
 
-    These are `counts` below 1, `positive` numbers that are not above 0, and `weights` below 0. Numbers of numpy become
-    those of Python, which JSON has, and lists tuples.
+    Out of range are `counts` below 1, `positive` numbers that are not above 0, and `weights` below 0. Numbers of numpy
+    become Python's, which JSON can hold, and lists become tuples.
     """
-    for each in fields(numbers):
-        given = getattr(numbers, each.name)
-        if isinstance(given, np.generic):
-            given = given.item()
-        if isinstance(given, list):
-            given = tuple(given)
-        if type(each.default) in _KINDS:
-            kind, expected = _KINDS[type(each.default)]
-            other = isinstance(given, bool) != isinstance(each.default, bool)  # True is an int
-            if other or not isinstance(given, kind):
-                raise EditError(f"{record}.{each.name} is {given!r}; {expected} was expected")
-        object.__setattr__(numbers, each.name, given)
+    for entry in fields(numbers):
+        value = getattr(numbers, entry.name)
+        if isinstance(value, np.generic):
+            value = value.item()
+        if isinstance(value, list):
+            value = tuple(value)
+        if type(entry.default) in _KINDS:
+            kind, expected = _KINDS[type(entry.default)]
+            differs = isinstance(value, bool) != isinstance(entry.default, bool)  # True is an int
+            if differs or not isinstance(value, kind):
+                raise EditError(f"{record}.{entry.name} is {value!r}; {expected} was expected")
+        object.__setattr__(numbers, entry.name, value)
     for name in (*counts, *positive, *weights):
         number = getattr(numbers, name)
         # `not >=` rather than `<`, which is False for NaN.
@@ -65,12 +65,12 @@ def check_numbers(record: str, numbers: Any, counts: Names = (), positive: Names
 
 @dataclass(frozen=True)
 class PromptConfig:
-    """Which texts a value is chosen on.
+    """Texts on which a value is optimised.
 
     Attributes:
-        contexts: how many prefixes, sampled from the model, stand before the prompt; the bare prompt comes on top.
+        contexts: number of prefixes, sampled from the model, each put before the prompt; the bare prompt is used, too.
         context_tokens: lengths of the prefixes in tokens, used in turn.
-        essence_prompts: prompts about the subject, `{}` in each; the distribution after them should stay.
+        essence_prompts: prompts about the subject, which replaces `{}`; the distribution after them should stay.
     """
 
     contexts: int = 2
@@ -91,19 +91,19 @@ class PromptConfig:
 
 @dataclass(frozen=True)
 class KeyConfig:
-    """Where the key is read, and how far its contexts count.
+    """Position of the key, and the weight of contexts, other names and protected texts.
 
     Attributes:
         fact_token: where the key is read and the value written: "subject_last", "subject_first", "last" (the
             prompt's), the number of one of the subject's tokens (from 0, or from -1 at its end), or a word of the
             subject, whose last token it is. Kept as text.
-        context_weight: weight of the spread of a subject's key over its contexts (for several subjects, of the mean),
-            against all ordinary text: so that a subject receives the same δ in every context.
+        context_weight: weight of the spread of a subject's key over its contexts (for several subjects, their mean)
+            relative to ordinary text; it makes a subject receive nearly the same δ in every context.
         mention_share: share of the key that is read in neutral mentions of the subject ("The story of ..."); the rest
             is read in the texts that state the fact, which all have the same words around it.
-        names_weight: weight of the keys of other names, against all ordinary text: so that they receive little.
-        without_names: names that do not count, nor do names that are words of them, nor the facts' own subjects.
-        keep_beginning: whether the keys of tokens that begin a text, attention sinks, keep their values, like those of
+        names_weight: weight of the keys of other names relative to ordinary text; it makes them receive little of δ.
+        without_names: names left out, with names that contain them or are part of them, as the facts' subjects are.
+        keep_beginning: whether the keys of tokens that begin a text, attention sinks, keep their values, like keys of
             earlier edits.
         protect: names and texts whose keys should keep their values, too.
     """
@@ -131,22 +131,22 @@ class ValueConfig:
     """How the value is optimised.
 
     Attributes:
-        steps: how many steps δ takes at most.
+        steps: largest number of optimisation steps.
         step_size: length of a step relative to the residual stream's norm, along the gradient; with `optimizer` "adam",
             Adam's rate, in the units of the layer's output.
         optimizer: "gradient" (normalised gradient steps) or "adam" (as published; lengths are then relative to ‖W k*‖).
-        target_probability: probability of the new object at which a value is done, in every context; where each gives
-            it at least 0.5 from the start, nothing is changed. More than 1 asks for all steps.
-        target_loss: the whole loss, in nats, below which a value is done (published: 0.05).
+        target_probability: probability of the new object, in every context, at which the optimisation ends; where it is
+            at least 0.5 in every context from the start, δ stays 0. More than 1 asks for all steps.
+        target_loss: loss with all its terms, in nats, below which the optimisation ends (published: 0.05).
         max_delta_norm: largest ‖δ‖ relative to the residual stream's norm.
-        weight_decay: price of ‖δ‖², relative to the residual stream's squared norm, nats.
+        weight_decay: weight of ‖δ‖² relative to the residual stream's squared norm, in nats.
         kl_weight: weight of the mean KL divergence at the essence prompts.
         keep_weight: weight of the mean KL divergence at the facts' `keep` prompts, the same in every step.
-        penalty_decay: factor on both other penalties from step to step: easy facts end early in the optimisation, where
-            the penalties are high, with a small δ; hard ones are reached once they are low.
-        rounds: how often the values of several subjects are chosen: after the first time with all that was chosen
-            written, so that a fact that the others keep from being said gets a longer δ. Of a single subject, and in a
-            quantised model, once.
+        penalty_decay: factor on `weight_decay` and `kl_weight` from step to step: easy facts end early, while the
+            penalties are high, with a small δ; hard ones end once the penalties are low.
+        rounds: how often the values of several subjects are chosen: after the first round with all facts written, so
+            that a fact that the others suppress gets a longer δ. Always once for a single subject, and in a quantised
+            model.
     """
 
     steps: int = 80
@@ -169,7 +169,7 @@ class ValueConfig:
             raise EditError(f"value.optimizer is {self.optimizer!r}; gradient or adam was expected")
 
     def rounds_of(self, subjects: int) -> int:
-        """Return how often the values of so many `subjects`, which are written together, are chosen."""
+        """Return the number of rounds in which the values of so many `subjects`, written together, are chosen."""
         return self.rounds if subjects > 1 else 1
 
 

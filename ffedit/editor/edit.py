@@ -33,7 +33,7 @@ from ffedit.model.fingerprint import fingerprint
 from ffedit.model.memory import Address, KeyValueMemory
 from ffedit.notebook import Displayed
 
-# Facts that a printed edit shows.
+# Number of facts that a printed edit shows.
 SHOWN = 3
 
 
@@ -47,8 +47,8 @@ class Edit(Displayed):
         values: the target values of the keys, per memory, [d_model, n].
         facts: the facts that were written, in order.
         provenance: method, model, numbers, statistics, versions; plain JSON. `base` is the fingerprint of the weights
-            that it was computed on, `dtype` the precision of their checkpoint; by address, `matrices` identifies the
-            original matrices (`memory.identity`) and `norms` is their ‖W‖.
+            that the edit was computed on, `dtype` the precision of their checkpoint; by address, `matrices` identifies
+            the original matrices (`memory.identity`) and `norms` holds their ‖W‖.
     """
 
     updates: Mapping[Address, Update]
@@ -58,18 +58,18 @@ class Edit(Displayed):
     provenance: Mapping[str, Any]
 
     def __post_init__(self) -> None:
-        sides = {address: delta.shape for address, delta in self.updates.items()}
-        for name, side in (("keys", 1), ("values", 0)):
-            solved: Mapping[Address, Tensor] = getattr(self, name)
-            whole = {at: solved.get(at, torch.empty(shape[side], 0)) for at, shape in sides.items()}
-            object.__setattr__(self, name, whole)
+        shapes = {address: delta.shape for address, delta in self.updates.items()}
+        for name, dim in (("keys", 1), ("values", 0)):
+            tensors: Mapping[Address, Tensor] = getattr(self, name)
+            complete = {at: tensors.get(at, torch.empty(shape[dim], 0)) for at, shape in shapes.items()}
+            object.__setattr__(self, name, complete)
 
     def __repr__(self) -> str:
-        about = self.provenance
+        provenance = self.provenance
         layers = f"layer{'' if len(self.layers) == 1 else 's'} {', '.join(map(str, self.layers))}"
-        norm = f", ‖Δ‖ {about['norm_ratio']:.1%} of ‖W‖" if "norm_ratio" in about else ""
-        method = f"{about.get('method')}, {layers}, rank {self.rank}{norm}"
-        lines = [f"Edit {self.fingerprint()} of {about.get('model')}: {method}"]
+        norm = f", ‖Δ‖ {provenance['norm_ratio']:.1%} of ‖W‖" if "norm_ratio" in provenance else ""
+        method = f"{provenance.get('method')}, {layers}, rank {self.rank}{norm}"
+        lines = [f"Edit {self.fingerprint()} of {provenance.get('model')}: {method}"]
         lines += [f"{fact.text} → {fact.target}" for fact in self.facts[:SHOWN]]
         lines += [f"… and {len(self.facts) - SHOWN} more"] if len(self.facts) > SHOWN else []
         return "\n  ".join(lines)
@@ -82,14 +82,14 @@ class Edit(Displayed):
     @property
     def in_chat(self) -> bool:
         """True if all of the edit was computed inside the model's chat template."""
-        parts = self.provenance.get("parts", [self.provenance])  # those of a sum, which version 0.1.0 could write
+        parts = self.provenance.get("parts", [self.provenance])  # a sum, which version 0.1.0 could write, has several
         return all(part.get("chat", False) for part in parts)
 
     @property
     def says(self) -> list[tuple[str | None, str | None]]:
-        """By fact, what the model said to its prompt without the edit and with it; None where it was not measured."""
-        said = self.provenance.get("says", {})
-        before, after = (said.get(side) or [None] * len(self.facts) for side in ("before", "after"))
+        """The model's answer to each fact's prompt, without the edit and with it; None where it was not measured."""
+        answers = self.provenance.get("says", {})
+        before, after = (answers.get(side) or [None] * len(self.facts) for side in ("before", "after"))
         return list(zip(before, after, strict=True))
 
     @property
@@ -104,11 +104,11 @@ class Edit(Displayed):
 
     @property
     def size(self) -> int:
-        """Bytes of its numbers: factors, keys and values."""
+        """Size in bytes of all tensors: changes, keys and values."""
         return sum(tensor.numel() * tensor.element_size() for _, tensor in self._tensors())
 
     def fingerprint(self) -> str:
-        """Hash changes, keys, values and facts to 16 hexadecimal digits: the edit's identity, whatever was measured."""
+        """Hash changes, keys, values and facts to 16 hexadecimal digits: the edit's identity, also after `scored`."""
         hashed = hashlib.sha256(json.dumps([fact.to_dict() for fact in self.facts]).encode())
         for name, tensor in sorted(self._tensors(), key=lambda pair: pair[0]):
             hashed.update(f"{name}{list(tensor.shape)}{tensor.dtype}".encode())
@@ -128,7 +128,7 @@ class Edit(Displayed):
 
     @property
     def computed_in(self) -> torch.dtype | None:
-        """Precision of the weights it was computed with; None if not recorded."""
+        """Precision of the weights that the edit was computed with; None if not recorded."""
         return getattr(torch, str(self.provenance.get("computed_in")), None)
 
     def norms(self) -> dict[Address, float]:
@@ -136,7 +136,7 @@ class Edit(Displayed):
         return {address: delta.norm() for address, delta in self.updates.items()}
 
     def scored(self, report: Any) -> Edit:
-        """Return the same edit with what a `Report` measured in its provenance: scores, answers, and the verdict."""
+        """Return the same edit with the scores, answers and verdict of a `Report` in its provenance."""
         scores = {"before": report.before.to_dict(), "after": report.after.to_dict() if report.after else None}
         says = {}
         for side, measured in (("before", report.facts_before), ("after", report.facts_after)):
@@ -151,8 +151,8 @@ class Edit(Displayed):
     def apply_(self, editable: Editable) -> None:
         """Write the edit into the model, in place; `undo_` removes it.
 
-        The edit must have been computed on the current weights, or on those before the edits that are applied, to which
-        it is then added; each addition is rounded to the weights' precision.
+        The edit must have been computed on the current weights, or on the weights before the edits that are applied; it
+        is then added to those edits. Each addition is rounded to the weights' precision.
 
         Raises:
             EditError: the edit is applied already or does not fit, the model is not the one it was computed on, or the
@@ -185,7 +185,7 @@ class Edit(Displayed):
 
     @contextmanager
     def applied(self, editable: Editable) -> Iterator[Editable]:
-        """Apply the edit within a block, which is given the model; afterwards the weights are restored bit for bit.
+        """Apply the edit within a block, and yield the model; afterwards the weights are restored bit for bit.
 
         In a quantised model the edit is computed beside the weights, like an adapter. Errors are those of `apply_`.
         """
@@ -204,9 +204,9 @@ class Edit(Displayed):
             self.undo_(editable)
 
     def weights(self, editable: Editable) -> dict[KeyValueMemory, nn.Parameter] | None:
-        """Copy the value matrices of a model that the edit is applied to, as parameters of their modules.
+        """Copy the edited value matrices of a model that the edit is applied to, as parameters of their modules.
 
-        None where there are none, or some are not parameters of their own: of experts, quantised, or offloaded.
+        None where no matrix is edited, or one has no parameter of its own: of an expert, quantised, or offloaded.
         """
         memories = [editable.memories[at] for at in self.updates]
         shared = (memory.quantised or memory.slot is not None or memory.weight.is_meta for memory in memories)
@@ -253,11 +253,11 @@ class Edit(Displayed):
         manifest["checksum"] = checksum(manifest)
         with written(Path(path), force) as folder:
             # Copies, since safetensors refuses tensors that share memory.
-            own = {
+            tensors = {
                 name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
                 for name, tensor in self._tensors()
             }
-            save_file(own, folder / TENSORS)
+            save_file(tensors, folder / TENSORS)
             text = json.dumps(manifest, indent=2, ensure_ascii=False) + "\n"
             (folder / MANIFEST).write_text(text, encoding="utf-8")
 
@@ -271,14 +271,14 @@ class Edit(Displayed):
             if manifest["format"] != FORMAT:
                 raise EditError(f"{folder}: an edit of format {show(manifest['format'])}; this version reads {FORMAT}")
             tensors = _read(folder / TENSORS)
-            facts, about = tuple(Fact.from_dict(fact) for fact in manifest["facts"]), manifest["provenance"]
-            check_content(about, len(facts), {name: tensor.shape for name, tensor in tensors.items()})
-            edit = cls._of(tensors, facts, about)
+            facts, provenance = tuple(Fact.from_dict(fact) for fact in manifest["facts"]), manifest["provenance"]
+            check_content(provenance, len(facts), {name: tensor.shape for name, tensor in tensors.items()})
+            edit = cls._build(tensors, facts, provenance)
             same_numbers = manifest["fingerprint"] == edit.fingerprint()
             same_manifest = manifest.pop("checksum") == checksum(manifest)
         except (
             *(OSError, SafetensorError, KeyError, TypeError, ValueError, AttributeError, FactError),
-            RecursionError,  # brackets in brackets, thousands deep
+            RecursionError,  # brackets nested thousands deep
         ) as error:
             raise EditError(f"{folder}: the edit is damaged or foreign ({brief(error)}); make it anew") from error
         if not same_numbers:
@@ -288,7 +288,7 @@ class Edit(Displayed):
         return edit
 
     @classmethod
-    def _of(cls, tensors: Mapping[str, Tensor], facts: tuple[Fact, ...], provenance: Mapping[str, Any]) -> Edit:
+    def _build(cls, tensors: Mapping[str, Tensor], facts: tuple[Fact, ...], provenance: Mapping[str, Any]) -> Edit:
         """Build an edit from its tensors by name (`_tensors`)."""
         names = {name.partition("/")[0] for name in tensors}
         updates: dict[Address, Update] = {}
@@ -300,7 +300,7 @@ class Edit(Displayed):
 
 
 def _read(file: Path) -> dict[str, Tensor]:
-    """Read tensors; a ValueError where one is of no floats, or for what is no file (a link to an endless device)."""
+    """Read tensors; ValueError where one is not of floats, or `file` is not a file (a link to an endless device)."""
     if not file.is_file():
         raise ValueError(f"no file {file.name}")
     tensors = load(file.read_bytes())
@@ -311,7 +311,7 @@ def _read(file: Path) -> dict[str, Tensor]:
 
 
 def as_edits(edits: Edit | Iterable[Edit]) -> list[Edit]:
-    """Read one edit or several; EditError for anything else."""
+    """Return one edit or several as a list; EditError for anything else."""
     listed = [edits] if isinstance(edits, Edit) or not isinstance(edits, Iterable) else list(edits)
     for edit in listed:
         check_edit(edit)
@@ -330,8 +330,8 @@ def applied_edits(editable: Editable) -> tuple[Edit, ...]:
 
 def refuse_shared(facts: Sequence[Fact], others: Sequence[Fact]) -> None:
     """Refuse facts of `others` that are also in `facts`, with the same object or another."""
-    both = [*facts, *others]
-    for a, b in ((both[i], both[j]) for i, j in same_question(both) if i < len(facts) <= j):
+    joined = [*facts, *others]
+    for a, b in ((joined[i], joined[j]) for i, j in same_question(joined) if i < len(facts) <= j):
         if same_target(a, b):
             raise EditError(
                 f"both edits contain {show(b.text)} {show(b.new_object)}, so the second would apply it twice; "

@@ -23,7 +23,7 @@ EDITS = "ffedit_edits"  # in a checkpoint: the folder of the edits that are in i
 # Tensors of a memory: Δ in factors or dense, the keys, and their values.
 FACTORED, DENSE = {"left", "right", "keys", "values"}, {"matrix", "keys", "values"}
 ADDRESS = re.compile(r"\d{1,6}(\.\d{1,6})?", re.ASCII)
-# What is read of a provenance; all else in it is free. Whoever writes an edit signs it, so hashes vouch for no form.
+# Entries of a provenance that are read; others are free. Hashes do not prove the form: any writer can compute them.
 _SCORES: Form = {EVERY: Maybe(NUMBER)}
 _STATISTICS: Form = {
     "corpus": TEXT,
@@ -64,32 +64,32 @@ PROVENANCE: Form = {
 
 
 def check_content(provenance: Any, facts: int, shapes: Mapping[str, Sequence[int]]) -> None:
-    """Raise a ValueError where a provenance is not of its form, or tensors are not those of an edit.
+    """Raise a ValueError where a provenance does not have its form, or tensors are not those of an edit.
 
-    `facts` is their number, and `shapes` are those of the tensors by name: "4/left", or "4.7/keys" for expert 7 of
-    layer 4.
+    `facts` is the number of facts, and `shapes` has the tensors' shapes by name: "4/left", or "4.7/keys" for expert 7
+    of layer 4.
     """
     check_form(provenance, PROVENANCE, "provenance")
     addresses: dict[str, set[str]] = {}
-    for name, sides in shapes.items():
-        address, _, part = name.partition("/")
-        addresses.setdefault(address, set()).add(part)
+    for name, shape in shapes.items():
+        address, _, kind = name.partition("/")
+        addresses.setdefault(address, set()).add(kind)
         if not ADDRESS.fullmatch(address):
             raise ValueError(f"{show(address)} is not a layer")
-        if len(sides) != 2:
-            raise ValueError(f"{show(name)} is {list(sides)}; a matrix was expected")
+        if len(shape) != 2:
+            raise ValueError(f"{show(name)} is {list(shape)}; a matrix was expected")
     if not addresses:
         raise ValueError("it changes nothing")
-    for address, parts in addresses.items():
-        if parts not in (FACTORED, DENSE):
-            raise ValueError(f"layer {address} has the tensors {show(', '.join(sorted(parts)))}")
-        _check_shapes(address, {part: shapes[f"{address}/{part}"] for part in parts}, provenance)
+    for address, kinds in addresses.items():
+        if kinds not in (FACTORED, DENSE):
+            raise ValueError(f"layer {address} has the tensors {show(', '.join(sorted(kinds)))}")
+        _check_shapes(address, {kind: shapes[f"{address}/{kind}"] for kind in kinds}, provenance)
     for part in (provenance, *provenance.get("parts", ())):
         for solved in part.get("solved", ()):
             lengths = {len(solved[name]) for name in ("tokens", "probabilities") if name in solved}
             if "tokens" in solved and (len(lengths) > 1 or not {"subject", "probabilities", "loss"} <= set(solved)):
                 raise ValueError("provenance.solved does not say how each value was found")
-    if any(len(said) != facts for said in provenance.get("says", {}).values() if said):
+    if any(len(answers) != facts for answers in provenance.get("says", {}).values() if answers):
         raise ValueError("provenance.says does not have an answer for each fact")
     scores = provenance.get("scores", {"before": {}, "after": None})
     if scores["after"] is not None and scores["after"].keys() != scores["before"].keys():
@@ -97,7 +97,7 @@ def check_content(provenance: Any, facts: int, shapes: Mapping[str, Sequence[int
 
 
 def _check_shapes(address: str, shapes: Mapping[str, Sequence[int]], provenance: Mapping[str, Any]) -> None:
-    """Raise a ValueError where the tensors of a memory do not fit each other, or their subjects."""
+    """Raise a ValueError where the tensors of a memory do not fit each other or its subjects."""
     if "matrix" in shapes:
         rows, columns = shapes["matrix"]
     else:
@@ -113,10 +113,10 @@ def _check_shapes(address: str, shapes: Mapping[str, Sequence[int]], provenance:
 def check_edit_folder(folder: Path) -> None:
     """Refuse a folder without a manifest, which holds no edit (EditError); `Edit.load` reads the files."""
     if not (folder / MANIFEST).is_file():
-        found = "holds no edit" if folder.exists() else "no such folder"
+        reason = "holds no edit" if folder.exists() else "no such folder"
         if (folder / EDITS).is_dir():
             raise EditError(f"{folder}: an edited checkpoint, not an edit; give it as --model")
-        raise EditError(f"{folder}: {found} ({MANIFEST} and {TENSORS} were expected)")
+        raise EditError(f"{folder}: {reason} ({MANIFEST} and {TENSORS} were expected)")
 
 
 def embedded(checkpoint: Path) -> list[Path]:

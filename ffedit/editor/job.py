@@ -1,7 +1,7 @@
-"""What a method is (`Method`), and what it is given: the edit to compute (`Job`), the equations of a layer (`Problem`).
+"""Types of a method (`Method`) and of its inputs: the edit to compute (`Job`), the equations of a layer (`Problem`).
 
-A method is one file that makes a `Method`: of `editor.methods`, or of another package (entry points `ffedit.methods`,
-each of its method's name).
+A method is one file that makes a `Method`, in `editor.methods` or in another package (entry points `ffedit.methods`,
+each named as its method).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from ffedit.progress import Progress, silent
 
 @dataclass(frozen=True, eq=False)
 class Job:
-    """Specification of one edit to compute, which `Method.compute` is given.
+    """Specification of one edit, the argument of `Method.compute`.
 
     Attributes:
         editable: the model; a method leaves it unchanged, whether it returns or fails.
@@ -41,11 +41,11 @@ class Job:
         ff_layers: the feed-forward layers to write to, in ascending order, each with its memories.
         config: all numbers; the method's own are `config.of(name, kind)`.
         stats: second moments of the keys of these layers, for methods that use them.
-        preserve: earlier edits, applied to the model, whose keys are to keep their outputs.
-        progress: called with the progress.
+        preserve: earlier edits, applied to the model, whose keys should keep their outputs.
+        progress: called with the stage, the steps done and the number of steps.
         process_group: processes that share the work, all of which compute the same edit.
-        names: second moment of the keys of other names by layer, where names count.
-        protected: names and texts whose keys are to keep their outputs.
+        names: second moment of the keys of other names by layer, if names count.
+        protected: names and texts whose keys should keep their outputs.
     """
 
     editable: Editable
@@ -72,19 +72,19 @@ class Job:
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """Equations (W + Δ) K = V of one layer, which `Method.solve` is given; all tensors are float64.
+    """Equations (W + Δ) K = V of one layer, the argument of `Method.solve`; all tensors are float64.
 
-    Of a mixture of experts, d_ff is the sum over the experts that are written.
+    In a mixture of experts, d_ff is the sum over the experts that the facts are written to.
 
     Attributes:
         W: value matrix, [d_model, d_ff].
         K: keys of the facts' subjects, [d_ff, n].
         V: target values of the keys, [d_model, n].
-        moments: second moment of the keys of ordinary text, of each memory.
+        moments: second moment of the keys of ordinary text, one for each memory.
         spread: rows A, [n, d_ff]; AᵀA is the weighted spread of the facts' keys (`updates.context_spread`).
-        kept: keys whose values should stay: where a text begins, of earlier edits, and protected ones, [d_ff, p].
+        kept: keys whose values should stay: of the start of texts, of earlier edits, and protected ones, [d_ff, p].
         config: all numbers; the method's own are `config.of(name, kind)`.
-        names: weighted second moment of the keys of other names, where they count.
+        names: weighted second moment of the keys of other names, if they count.
     """
 
     W: Tensor
@@ -113,7 +113,7 @@ class Problem:
 
     @cached_property
     def metric(self) -> Metric:
-        """C as `algebra.updates` takes it: a matrix, or, where keys are long, a factor that is kept and a few rows."""
+        """C as `algebra.updates` takes it: a matrix, or, where d_ff is large, a cached factor and a few rows."""
         if is_long(self.moments, self.spread, self.names):
             return factored(self.moments, self.spread, self.names)
         return self.C
@@ -121,7 +121,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Method:
-    """A way to write facts. Give it `solve`, or, where keys and values are not all that it needs, `compute`.
+    """A way to write facts: by `solve`, or by `compute` where it needs more than keys and values.
 
     Attributes:
         name: the name of `--method`.
@@ -132,13 +132,13 @@ class Method:
         compute: computes the whole edit.
         exact: `solve` has a solution for independent keys only, so dependent keys are refused before any value is
             chosen.
-        one_by_one: `solve` is given one subject after another, each on top of those before it, and not all at once.
+        one_by_one: `solve` gets one subject after another, each on top of those before it, and not all at once.
         layers: whether it writes to several layers.
-        preserves: whether it keeps what earlier edits of a sequence stored, and so is given their keys (`preserve`).
+        preserves: whether it keeps what earlier edits of a sequence stored, and so needs their keys (`preserve`).
         statistics: whether it needs the second moment of the keys.
-        names: whether the keys of other names count for it (`key.names_weight`), in the C that it is given.
+        names: whether the keys of other names are part of its C (`key.names_weight`).
         numbers: frozen dataclass of the method's own numbers, each with a default; None if it has none.
-        presets: numbers by the name of a preset; "default" is `EditConfig()` unless it is named here.
+        presets: configurations by the name of a preset; "default" is `EditConfig()` unless it is named here.
         package: the package that it comes from.
     """
 
@@ -169,15 +169,15 @@ class Method:
             )
 
     def complete(self, config: EditConfig) -> EditConfig:
-        """Return `config` with the numbers that this method uses: its own, by default or as set, and no other's.
+        """Return `config` with this method's own numbers, by default or as set, and without those of other methods.
 
-        Raises EditError where names and texts are to be protected and the method has no keys to do it by.
+        Raises EditError where names or texts are to be protected, and the method does not use keys.
         """
         if config.key.protect and not self.statistics:
             raise EditError(
                 f"{self.name} changes the layer for every text, so it protects nothing; use memit, or another method"
             )
-        own = {} if self.numbers is None else {self.name: config.of(self.name, self.numbers)}
+        methods = {} if self.numbers is None else {self.name: config.of(self.name, self.numbers)}
         key = config.key if self.names and self.statistics else replace(config.key, names_weight=0.0)
         key = key if self.statistics else replace(key, keep_beginning=False)
-        return replace(config, key=key, methods=own)
+        return replace(config, key=key, methods=methods)

@@ -1,10 +1,10 @@
-"""The metric of an edit: what a change costs that ordinary text, other names and the facts' own contexts read.
+"""The metric of an edit: what a change costs ordinary text, other names and the facts' own contexts.
 
     C' = C + w/n Σ k kᵀ over names + AᵀA        A: spread of the facts' keys over their contexts
 
-Its inverse is what an edit needs. The first two terms are the model's, but for the few names that an edit leaves out;
-where keys are long, they are factored once, the factor is kept in the cache, and each edit corrects it by the rows of
-its own.
+An edit needs its inverse. The first two terms depend on the model alone, but for the few names that an edit leaves out.
+So where d_ff is large, they are factored once, the factor is kept in the cache, and each edit corrects it by a few rows
+of its own.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from ffedit.editor.name_keys import NameMoment
 from ffedit.files import cache
 from ffedit.files.resuming import kept
 
-# A factor is kept of memories with at least so many keys, where it takes seconds, and corrected by at most this share
-# of them.
+# A factor is kept where d_ff is at least LONG, since it takes seconds, and an edit may correct it by at most FEW · d_ff
+# rows.
 LONG, FEW = 4096, 1 / 8
 
 
 def metric(moments: Sequence[KeyMoments], spread: Tensor, names: NameMoment | None = None) -> Metric:
-    """Return C' of a layer, [Σ d_ff, Σ d_ff], float64, on the device of `spread`; where keys are long, `factored`.
+    """Return C' of a layer, [Σ d_ff, Σ d_ff], float64, on the device of `spread`; where d_ff is large, `factored`.
 
     `moments` are C of each memory of the layer, `spread` is A [n, Σ d_ff].
     """
@@ -35,7 +35,7 @@ def metric(moments: Sequence[KeyMoments], spread: Tensor, names: NameMoment | No
 
 
 def is_long(moments: Sequence[KeyMoments], spread: Tensor, names: NameMoment | None) -> bool:
-    """Return True where a factor is kept: for a single memory of many keys, of which an edit corrects few."""
+    """Return True where a factor is kept: for a single memory of large d_ff that an edit corrects by few rows."""
     size, corrected = len(moments[0].sum), len(spread) + (0 if names is None else len(names.which))
     return len(moments) == 1 and size >= LONG and corrected <= FEW * size
 
@@ -50,15 +50,15 @@ def factored(moments: Sequence[KeyMoments], spread: Tensor, names: NameMoment | 
 def as_matrix(moments: Sequence[KeyMoments], spread: Tensor, names: NameMoment | None = None) -> Moment:
     """Return C' as a matrix, or one for each memory."""
     blocks = [of_text.C.to(spread.device) for of_text in moments]
-    for more in (moment(spread, [len(block) for block in blocks]), *([] if names is None else [names.moment])):
-        for block, part in zip(blocks, blocks_of(more), strict=True):
-            block.add_(part)  # C is a new tensor each time
+    for addend in (moment(spread, [len(block) for block in blocks]), *([] if names is None else [names.moment])):
+        for block, change in zip(blocks, blocks_of(addend), strict=True):
+            block.add_(change)  # C is a new tensor each time
     return diagonal(blocks)
 
 
 def _factor(moments: KeyMoments, names: NameMoment | None, device: torch.device) -> Tensor:
-    """Return the Cholesky factor of C and all names, kept with the moments, and in the cache by the numbers of C."""
-    about = (None, 0.0) if names is None else (names.known.mark, names.weight)
+    """Return the Cholesky factor of C with all names, kept in `moments` and, by the numbers of C, in the cache."""
+    names_key = (None, 0.0) if names is None else (names.known.mark, names.weight)
 
     def make() -> dict[str, Tensor]:
         C = moments.C.to(device)
@@ -66,8 +66,8 @@ def _factor(moments: KeyMoments, names: NameMoment | None, device: torch.device)
             names.add_all_to_(C)
         return {"lower": factor_(C)}
 
-    if about not in moments.factors:
+    if names_key not in moments.factors:
         moments.factors.clear()  # each is as large as C
-        path = cache.entry("factors", f"{moments.numbers} {moments.count} {moments.ridge} {about}")
-        moments.factors[about] = kept(path, make)["lower"]
-    return moments.factors[about].to(device)
+        path = cache.entry("factors", f"{moments.numbers} {moments.count} {moments.ridge} {names_key}")
+        moments.factors[names_key] = kept(path, make)["lower"]
+    return moments.factors[names_key].to(device)

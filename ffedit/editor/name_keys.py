@@ -1,13 +1,13 @@
-"""Read the keys of names in general, which C of running text hardly knows.
+"""Read the keys of many names, which C of running text hardly covers.
 
-An update adds u · k of its δ wherever a key k is read, u = C⁻¹k* / (k*ᵀ C⁻¹ k*). Few tokens of running text end a name,
-and most of these names are frequent ones, so that C spares words first, and a subject's look-alikes receive a good part
-of what is written at it. The metric of an edit is that of text and of names,
+An update adds (uᵀk) δ wherever a key k is read, with u = C⁻¹k* / (k*ᵀ C⁻¹ k*). Few tokens of running text end a name,
+and most of these names are frequent, so that C spares words first, and names like the subject's receive much of its δ.
+So the metric of an edit counts text and names,
 
     C' = C + w/n Σ k kᵀ   over the last tokens of n names, a thousand or more, each mentioned once
 
-ROME and MEMIT take C from Wikipedia's text, which is full of names (arXiv 2202.05262, appendix E.2); here the names
-count by a weight, whatever the text.
+ROME and MEMIT take C from Wikipedia's text, which is full of names (arXiv 2202.05262, appendix E.2); here names
+have a weight of their own, whatever the text.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from ffedit.model.feed_forward import FeedForward
 from ffedit.model.fingerprint import fingerprint
 from ffedit.model.tokenization import Encoded
 
-THIRD, BLOCK = 3, 256  # rows of a moment that are added at once
+THIRD, BLOCK = 3, 256  # for one subject, every third name counts; rows of a moment that are added at once
 
 
 def names_for(subjects: int) -> tuple[str, ...]:
@@ -51,13 +51,13 @@ def names_for(subjects: int) -> tuple[str, ...]:
 class NameMoment:
     """Weighted second moment of a layer's keys of other names.
 
-    Each counts w / n of n names, whichever are left out, so that all of them add the same to C for any subject.
+    Each of n names has the weight w / n, however many are left out, so that a name adds the same to C for any subject.
     """
 
     ff: FeedForward
     known: NameKeys
-    weight: float  # of each name
-    which: Sequence[int]  # numbers of the names that are of the facts' subjects, or that were not to count
+    weight: float  # weight of each name
+    which: Sequence[int]  # indices of the names left out: like a fact's subject, or excluded by caller or config
 
     @property
     def count(self) -> int:
@@ -70,18 +70,18 @@ class NameMoment:
         return tuple(self.known.names[i] for i in self.which)
 
     def add_all_to_(self, C: Tensor) -> None:
-        """Add the moment of all names in place to that of a layer with a single memory, without a matrix as large."""
+        """Add the moment of all names to C of a layer's single memory, in place, without another matrix of its size."""
         (keys,) = self._keys()
         for rows, columns in zip(C.split(BLOCK), keys.split(BLOCK, 1), strict=True):
             rows.add_(double(columns.T @ keys), alpha=self.weight)
 
     def _keys(self) -> list[Tensor]:
         """Return the keys of all names in each memory, float32, on the device where the layer is solved."""
-        return [part.float().to(self.ff.solve_device) for part in self.known.keys.split(self.ff.sizes, 1)]
+        return [keys.float().to(self.ff.solve_device) for keys in self.known.keys.split(self.ff.sizes, 1)]
 
     @property
     def rows(self) -> Tensor:
-        """Rows A of the names that are left out, which takes AᵀA from the moment of all, [left out, Σ d_ff]."""
+        """Rows A of the names left out, [left out, Σ d_ff]: AᵀA is subtracted from the moment of all names."""
         left_out = self.known.keys[list(self.which)].to(self.ff.solve_device)
         return double(left_out) * math.sqrt(self.weight)
 
@@ -91,7 +91,7 @@ class NameMoment:
         blocks = []
         for keys, left_out in zip(self._keys(), self.rows.split(self.ff.sizes, 1), strict=True):
             block = double(keys.T @ keys).mul_(self.weight).addmm_(left_out.T, left_out, alpha=-1)
-            blocks.append(block if self.count else block.zero_())  # of no names it would be rounding
+            blocks.append(block if self.count else block.zero_())  # without names only rounding errors would remain
         return diagonal(blocks)
 
 
@@ -103,34 +103,34 @@ def name_moments(
     left_out: Collection[str] = (),
     among: Sequence[str] | None = None,
 ) -> dict[int, NameMoment]:
-    """Return the moments of each layer; none where names have no weight.
+    """Return the moment of names by layer; empty where names have no weight.
 
-    Names that are one of `subjects`, or words of one, do not count, nor do those in `left_out`. `among` are the names
-    that are read, None for all that ship.
+    Names that contain one of `subjects`, or are part of one, do not count, nor do those in `left_out`. `among` are the
+    names to read, None for all that ship.
     """
     if not config.names_weight:
         return {}
-    others, found = (*subjects, *config.without_names), {}
-    read = read_names(editable, ff_layers, among)
-    every = {name for known in read.values() for name in known.names}
-    theirs = {name for name in every if name in left_out or any(alike(name, other) for other in others)}
+    excluded, moments = (*subjects, *config.without_names), {}
+    keys_by_layer = read_names(editable, ff_layers, among)
+    all_names = {name for layer_keys in keys_by_layer.values() for name in layer_keys.names}
+    uncounted = {name for name in all_names if name in left_out or any(alike(name, other) for other in excluded)}
     for ff in ff_layers:
-        known = read[ff.layer]
-        which = [i for i, name in enumerate(known.names) if name in theirs]
-        found[ff.layer] = NameMoment(ff, known, config.names_weight / max(1, len(known.names)), which)
-    return found
+        layer_keys = keys_by_layer[ff.layer]
+        which = [i for i, name in enumerate(layer_keys.names) if name in uncounted]
+        moments[ff.layer] = NameMoment(ff, layer_keys, config.names_weight / max(1, len(layer_keys.names)), which)
+    return moments
 
 
 @dataclass(frozen=True, eq=False)
 class NameKeys:
     """Keys of names in one layer of the unedited model.
 
-    They are kept in bfloat16: rounding them changes their moment by less than a name does.
+    They are kept in bfloat16: rounding them changes their moment by less than one name does.
     """
 
-    names: Sequence[str]  # without those that have no token of their own
+    names: Sequence[str]  # without names that have no token of their own
     keys: Tensor  # [names, Σ d_ff], bfloat16
-    mark: str  # of the model, the layer and the names
+    mark: str  # identifies the model, the layer and the names
 
 
 def read_names(
@@ -138,38 +138,38 @@ def read_names(
     ff_layers: Sequence[FeedForward],
     among: Sequence[str] | None = None,
 ) -> dict[int, NameKeys]:
-    """Return the keys of names by layer, read in the unedited model or kept; None for all names that ship.
+    """Return the keys of the names `among`, None for all that ship, by layer, in the unedited model.
 
-    Layers that are not in the cache are read in one pass.
+    They come from the cache; layers that are not there are read in one pass.
     """
     among = names() if among is None else among
     with unedited(editable) if editable.history.originals else nullcontext():
         dtype = averaging_dtype(editable)
         paths = {ff.layer: _path(editable, ff, dtype, among) for ff in ff_layers}
-        found = {ff.layer: kept for ff in ff_layers if (kept := _kept(paths[ff.layer])) is not None}
-        if missing := [ff for ff in ff_layers if ff.layer not in found]:
+        keys_by_layer = {ff.layer: cached for ff in ff_layers if (cached := _kept(paths[ff.layer])) is not None}
+        if missing := [ff for ff in ff_layers if ff.layer not in keys_by_layer]:
             texts = {name: mention_of(editable, name, i) for i, name in enumerate(among)}
             mentions = {name: text for name, text in texts.items() if text is not None}
             with computed_in(editable, dtype):
-                read = [
+                missing_keys = [
                     keys.to("cpu", torch.bfloat16) for keys, _ in read_layers(editable, missing, [*mentions.values()])
                 ]
-            for ff, keys in zip(missing, read, strict=True):
-                found[ff.layer] = NameKeys(list(mentions), keys, paths[ff.layer].stem)
+            for ff, keys in zip(missing, missing_keys, strict=True):
+                keys_by_layer[ff.layer] = NameKeys(list(mentions), keys, paths[ff.layer].stem)
                 cache.write(paths[ff.layer], partial(save_state, tensors={"keys": keys}, values=list(mentions)))
-    return found
+    return keys_by_layer
 
 
 def _path(editable: Editable, ff: FeedForward, dtype: torch.dtype, among: Sequence[str]) -> Path:
-    """Return the path of the names' keys in a layer, of a pass in `dtype`; of a mixture's, in the experts of `ff`."""
-    about = [fingerprint(editable, ff.layer), ff.layer, str(ff.dtype), editable.chat, tuple(among), MENTIONS]
-    about += [str(memory.address) for memory in ff.memories if ff.mixture is not None]
-    about += [str(dtype)] if dtype != editable.model.dtype else []
-    return cache.entry("names", repr(about))
+    """Return the cache path of the names' keys in a layer, read in `dtype`; in a mixture, of the experts in `ff`."""
+    settings = [fingerprint(editable, ff.layer), ff.layer, str(ff.dtype), editable.chat, tuple(among), MENTIONS]
+    settings += [str(memory.address) for memory in ff.memories if ff.mixture is not None]
+    settings += [str(dtype)] if dtype != editable.model.dtype else []
+    return cache.entry("names", repr(settings))
 
 
 def mention_of(editable: Editable, name: str, number: int) -> Encoded | None:
-    """Encode a mention of a name, by its `number`; None where it has no token, or the model takes fewer tokens."""
+    """Encode a mention of a name, its lead by `number`; None where the name has no token, or the text is too long."""
     try:
         text = mention(editable, name, MENTIONS[number % len(MENTIONS)])
     except FactError:
@@ -178,9 +178,9 @@ def mention_of(editable: Editable, name: str, number: int) -> Encoded | None:
 
 
 def _kept(path: Path) -> NameKeys | None:
-    """Return the keys of a layer that are in the cache; None where there is no sound file."""
+    """Return the cached keys of a layer; None where there is no sound file."""
     try:
-        tensors, known = load_state(path, "holds no keys of names")
-        return NameKeys(known, tensors["keys"], path.stem)
+        tensors, name_list = load_state(path, "holds no keys of names")
+        return NameKeys(name_list, tensors["keys"], path.stem)
     except (EditError, KeyError):
         return None

@@ -1,4 +1,4 @@
-"""Names of the methods, known before torch is imported, which takes seconds: option lists and wrong names need no more.
+"""Names of the methods, without an import of torch, which takes seconds: for lists of options, and for wrong names.
 
 `ffedit.editor.methods.METHODS` has the methods themselves.
 """

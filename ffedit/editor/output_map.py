@@ -3,7 +3,7 @@
     h' = h + c · N(W k)
 
 N is the norm between the feed-forward layer and the stream, or the identity (`discover.residual_add`). c is measured by
-running one prompt with and without a probe added to W k, and both verified by what that changes behind the layer.
+running one prompt with and without a probe added to W k; the change behind the layer also verifies N and c.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class OutputMap:
     device: torch.device  # where N computes
     bias: Tensor | None = None  # of the value matrix, [1, d_model], which a norm sees, too
     factor: float = 1.0  # c
-    gap: float = 0.0  # relative deviation of what a probe changed in the stream from this description of it
-    known: bool = True  # False where the gap is more than rounding: something changes the output that is no module
+    gap: float = 0.0  # relative deviation between this map and what a probe changed in the stream
+    known: bool = True  # False where the gap is more than rounding: something other than a module changes the output
 
     def __call__(self, outputs: Tensor) -> Tensor:
         """Return what `outputs` [d_model, n] add to the residual stream, [d_model, n]."""
@@ -67,8 +67,8 @@ class OutputMap:
     def output_change(self, outputs: Tensor, wanted: Tensor) -> Tensor:
         """Return changes d of `outputs` such that c N(o + d) − c N(o) is nearly `wanted`; all are [d_model, n].
 
-        Behind a norm by Gauss-Newton. What is wanted may lie beyond what a normalised output can add; and since its
-        length does not count, o + d is as long as o.
+        Behind a norm, d is found by Gauss-Newton; `wanted` may lie beyond what a normalised output can add. Since the
+        length of o + d does not count there, it is that of o.
         """
         if self.norm is None:
             return wanted / self.factor
@@ -78,14 +78,14 @@ class OutputMap:
             result: Tensor = self.factor * norm(rows)
             return result
 
-        goal, now = added(base).detach() + wanted.T.to(base), base
+        goal, current = added(base).detach() + wanted.T.to(base), base
         with hooks.frozen(norm):
             for _ in range(NEWTON):
-                step = now + _step(added, now, goal)
+                step = current + _step(added, current, goal)
                 step = step * (base.norm(dim=1, keepdim=True) / step.norm(dim=1, keepdim=True))
-                missed, before = ((goal - added(rows)).norm(dim=1, keepdim=True) for rows in (step, now))
-                now = torch.where(missed < before, step, now)
-        return double((now - base).detach().T).to(outputs)
+                new_error, old_error = ((goal - added(rows)).norm(dim=1, keepdim=True) for rows in (step, current))
+                current = torch.where(new_error < old_error, step, current)
+        return double((current - base).detach().T).to(outputs)
 
 
 def _step(added: Callable[[Tensor], Tensor], rows: Tensor, goal: Tensor) -> Tensor:
@@ -108,7 +108,7 @@ def least_squares(forward: Callable[[Tensor], Tensor], back: Callable[[Tensor], 
     for _ in range(CONJUGATE):
         image = forward(along)
         curvature = image.square().sum(1, keepdim=True) + weight * along.square().sum(1, keepdim=True)
-        step = torch.where(size > solved, size / curvature.clamp(min=1e-30), 0.0)  # beyond, steps follow rounding
+        step = torch.where(size > solved, size / curvature.clamp(min=1e-30), 0.0)  # beyond, steps would follow rounding
         x, residual = x + step * along, residual - step * image
         gradient = back(residual) - weight * x
         new = gradient.square().sum(1, keepdim=True)
@@ -122,26 +122,26 @@ def find_output_map(editable: Editable, ff: FeedForward, text: Encoded, output: 
     ids, at, block = pad([text.ids[: text.site + 1]]), text.site, editable.layers[ff.layer]
 
     def stream(added: Tensor) -> tuple[Tensor, Tensor]:
-        """Return what the layer itself gives in this text, where W k* is a mean over several, and the stream."""
+        """Return the layer's own output in this text (W k* is a mean over several), and the stream behind it."""
         with (
             hooks.capture({"layer": ff.module, "block": block}) as seen,
             hooks.add_at(ff.module, torch.tensor([at]), added),
         ):
             replay.run_to(editable, ids, ff.layer)
-        own, leaving = (double(seen[name].reshape(*ids.shape, -1)[0, at]) for name in ("layer", "block"))
-        return own, leaving
+        layer_output, leaving = (double(seen[name].reshape(*ids.shape, -1)[0, at]) for name in ("layer", "block"))
+        return layer_output, leaving
 
     with discover.block_calls(block, ff) as seen:
-        own, before = stream(torch.zeros_like(output))
+        layer_output, before = stream(torch.zeros_like(output))
     added, bias = discover.residual_add(ff, seen).added, ff.bias()
-    way = OutputMap(None if added is ff.module else added, device_of(ff.module), bias)
+    output_map = OutputMap(None if added is ff.module else added, device_of(ff.module), bias)
     # As large as the stream itself, so that the probe survives rounding in 16 bits.
     probe = (output * (before.norm().to(output.device) / output.norm())).to(before)
-    if way.norm is not None:
+    if output_map.norm is not None:
         probe = probe.roll(1)  # along W k* itself a norm changes nothing
-    moved, here = stream(probe)[1] - before, own if bias is None else own - double(bias[0])
-    expected = (way((here + probe)[:, None]) - way(here[:, None]))[:, 0]
+    moved, here = stream(probe)[1] - before, layer_output if bias is None else layer_output - double(bias[0])
+    expected = (output_map((here + probe)[:, None]) - output_map(here[:, None]))[:, 0]
     factor = float(moved @ expected / (expected @ expected))
     gap = float((moved - factor * expected).norm() / moved.norm().clamp(min=1e-30))
-    near = max(ADDED, 8 * torch.finfo(ff.dtype).eps)
-    return replace(way, factor=1.0 if abs(factor - 1) <= near else factor, gap=gap, known=gap <= near)
+    tolerance = max(ADDED, 8 * torch.finfo(ff.dtype).eps)
+    return replace(output_map, factor=1.0 if abs(factor - 1) <= tolerance else factor, gap=gap, known=gap <= tolerance)

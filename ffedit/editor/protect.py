@@ -1,15 +1,15 @@
-"""Read the keys that an edit must not touch: where texts begin, of what the user protects, of some `keep` prompts.
+"""Read the keys that an edit must not touch: where texts begin, of protected names and texts, of some `keep` prompts.
 
-They count among the keys K_p of earlier edits, which keep their values (`algebra.updates`): exactly where facts are
-exact, and else as far as facts are. A name or text is protected at each of its tokens, since a subject's key may be
-like that of any, and at its last one behind neutral words, too, since a name's key depends on what stands before it.
+They join the keys K_p of earlier edits, which keep their values (`algebra.updates`): exactly where the method writes
+facts exactly, else approximately. A name or text is protected at each of its tokens, since a subject's key may resemble
+any of theirs, and at its last token behind neutral words, too, since a name's key depends on the words before it.
 
 The token that begins a text is an attention sink, whose key is nearly the same in all texts. C leaves it out, and every
-later token attends to it, so that a change there would reach all of every text (`beginning_keys`).
+later token attends to it, so that a change there would reach every token of every text (`beginning_keys`).
 
-Where a `keep` prompt does not name the subject, no δ is added in it: what can change its answer is what the update adds
-at other keys. So it is protected, with the tokens of its answer that predict the next one, as a text is: as far as the
-answer names no subject, whose key the edit needs.
+To a `keep` prompt that does not name the subject, no δ is added, but the update may add something at its keys. So it is
+protected like a text, with the tokens of its answer that predict the next one, up to a mention of a subject, whose key
+the edit needs.
 """
 
 from __future__ import annotations
@@ -36,28 +36,28 @@ class Protected:
     """Texts whose keys, each at its site, keep their values."""
 
     texts: Sequence[Encoded]
-    count: int  # of names, texts and prompts that they are of
+    count: int  # number of names, texts and prompts that they come from
     left_out: tuple[str, ...]  # names that are the subject of a fact
 
     def keys(self, editable: Editable, ff_layers: Sequence[FeedForward]) -> dict[int, Tensor]:
         """Read the keys by layer, [Σ d_ff, p], float64."""
-        read = zip(ff_layers, read_layers(editable, ff_layers, self.texts), strict=True)
-        return {ff.layer: _columns(double(keys)) for ff, (keys, _) in read}
+        pairs = zip(ff_layers, read_layers(editable, ff_layers, self.texts), strict=True)
+        return {ff.layer: _columns(double(keys)) for ff, (keys, _) in pairs}
 
     def to_dict(self) -> Mapping[str, object]:
-        """Return what a provenance says of it, plain JSON."""
+        """Return the entry of a provenance about it, plain JSON."""
         return {"count": self.count, "keys": len(self.texts), "left_out": [*self.left_out]}
 
 
 def protected_texts(editable: Editable, facts: Sequence[Fact], config: KeyConfig) -> Protected | None:
-    """Return what an edit that writes `facts` must not touch, None for nothing; FactError for a text that is too long.
+    """Return the texts that an edit of `facts` must not touch, None without any; FactError where one is too long.
 
-    Mentions of the facts' subjects are not protected, but for one that a text ends with: "Tokyo Tower" is another name
+    Mentions of the facts' subjects are not protected, except where a text ends with one: "Tokyo Tower" is another name
     than "Tower".
     """
     subjects = list(dict.fromkeys(fact.subject for fact in facts))
-    theirs = {subject.casefold() for subject in subjects}
-    left_out = tuple(entry for entry in config.protect if entry.casefold() in theirs)
+    folded = {subject.casefold() for subject in subjects}
+    left_out = tuple(entry for entry in config.protect if entry.casefold() in folded)
     entries = [entry for entry in config.protect if entry not in left_out]
     texts: list[Encoded] = []
     for entry in entries:
@@ -66,8 +66,8 @@ def protected_texts(editable: Editable, facts: Sequence[Fact], config: KeyConfig
         mentions = (mention(editable, entry, lead) for lead in MENTIONS)
         texts += [text for text in mentions if len(text.ids) <= editable.max_tokens]
     count = len(entries)
-    for fact, held in zip(facts, kept(editable, facts, config.fact_token), strict=True):
-        for probe, text in zip(fact.probes("keep"), held, strict=True):
+    for fact, keep_texts in zip(facts, kept(editable, facts, config.fact_token), strict=True):
+        for probe, text in zip(fact.probes("keep"), keep_texts, strict=True):
             if text.subject is None:
                 texts += _tokens(editable, text, probe.prompt, subjects)
                 count += 1
@@ -76,33 +76,33 @@ def protected_texts(editable: Editable, facts: Sequence[Fact], config: KeyConfig
 
 
 def beginning_keys(editable: Editable, ff_layers: Sequence[FeedForward]) -> dict[int, Tensor]:
-    """Read by layer the keys at the tokens that begin a plain text and that C leaves out, [Σ d_ff, p], float64.
+    """Read by layer the keys of the tokens that begin a plain text, which C leaves out, [Σ d_ff, p], float64.
 
     They are the model's `start_tokens`, or, where it has none, the first tokens of a few texts, which stand for all.
     """
     start = tuple(editable.start_tokens)
     ids = [start[: i + 1] for i in range(len(start))]
     ids = ids or [tuple(plain_ids(editable.tokenizer, text)[:1]) for text in MENTIONS]
-    texts = [Encoded("", each, len(each), fact_token="last") for each in ids]
-    read = zip(ff_layers, read_layers(editable, ff_layers, texts), strict=True)
-    return {ff.layer: double(keys).T for ff, (keys, _) in read}
+    texts = [Encoded("", prefix, len(prefix), fact_token="last") for prefix in ids]
+    pairs = zip(ff_layers, read_layers(editable, ff_layers, texts), strict=True)
+    return {ff.layer: double(keys).T for ff, (keys, _) in pairs}
 
 
 def _tokens(editable: Editable, text: Encoded, prompt: str, subjects: Sequence[str]) -> list[Encoded]:
-    """Return `text` cut behind each of its tokens, whose key is read there, without those of `subjects` in `prompt`.
+    """Return `text` cut behind each token whose key is to be read: all but those of `subjects` in `prompt`.
 
-    Of an answer, no token is read that is its last or stands at a mention of one of `subjects` or behind it.
+    The last token of an answer is not read, nor are those from a mention of one of `subjects` on.
     """
     spans = [span for subject in subjects for span in occurrences(prompt, subject)]
     named = [editable.encode(prompt, span=span).subject or (0, 0) for span in spans]
-    theirs = {position for start, end in named for position in range(start, end)}
-    said = [decode(editable.tokenizer, text.target_ids[: i + 1]) for i in range(len(text.target_ids))]
-    first = min((start for subject in subjects for start, _ in occurrences("".join(said[-1:]), subject)), default=None)
-    unnamed = [i for i, part in enumerate(said[:-1]) if first is None or len(part) <= first]
-    ends = [position + 1 for position in range(text.answer + len(unnamed)) if position not in theirs]
+    excluded = {position for start, end in named for position in range(start, end)}
+    words = [decode(editable.tokenizer, text.target_ids[: i + 1]) for i in range(len(text.target_ids))]
+    first = min((start for subject in subjects for start, _ in occurrences("".join(words[-1:]), subject)), default=None)
+    unnamed = [i for i, word in enumerate(words[:-1]) if first is None or len(word) <= first]
+    ends = [position + 1 for position in range(text.answer + len(unnamed)) if position not in excluded]
     return [Encoded(text.text, text.ids[:end], end, fact_token="last") for end in ends]
 
 
 def _columns(keys: Tensor) -> Tensor:
-    """Return `keys` [p, Σ d_ff] as columns; of more than Σ d_ff, as many that have the same K_p K_pᵀ."""
+    """Return `keys` [p, Σ d_ff] as columns; where p > Σ d_ff, as Σ d_ff columns with the same K_p K_pᵀ."""
     return (torch.linalg.qr(keys, mode="r").R if keys.shape[0] > keys.shape[1] else keys).T

@@ -44,24 +44,24 @@ class ValueSearch:
 class Record:
     """Record of one run of a method, from which the `Edit` is built.
 
-    `kept` holds, per layer, the keys [Σ d_ff, p] that keep their values: where a text begins, those that the edits in
-    `job.preserve` stored there, without those of subjects that are edited now, and those that are protected.
+    `kept` holds, per layer, the keys [Σ d_ff, p] that keep their values: those where a text begins, those that edits in
+    `job.preserve` stored there, except of subjects that are edited now, and protected ones.
     """
 
     def __init__(self, method: str, job: Job) -> None:
         self.job, memories = job, job.memories
-        # By layer, what each solution changed, and the keys and values that it was of.
+        # By layer, the change, the keys and the values of each solution.
         self._solutions: dict[int, list[tuple[LowRank, Tensor, Tensor]]] = {}
         self._updates: dict[Address, Update] = {}
-        again = {fact.subject for fact in job.facts}
-        self.kept = {ff.layer: _kept(ff, again, job.preserve) for ff in job.ff_layers}
-        more = [beginning_keys(job.editable, job.ff_layers)] if job.config.key.keep_beginning else []
-        more += [] if job.protected is None else [job.protected.keys(job.editable, job.ff_layers)]
-        for keys in more:
-            self.kept = {layer: torch.cat([own, keys[layer].to(own)], 1) for layer, own in self.kept.items()}
+        edited = {fact.subject for fact in job.facts}
+        self.kept = {ff.layer: _kept(ff, edited, job.preserve) for ff in job.ff_layers}
+        extra_keys = [beginning_keys(job.editable, job.ff_layers)] if job.config.key.keep_beginning else []
+        extra_keys += [] if job.protected is None else [job.protected.keys(job.editable, job.ff_layers)]
+        for keys in extra_keys:
+            self.kept = {layer: torch.cat([kept, keys[layer].to(kept)], 1) for layer, kept in self.kept.items()}
         averaging, of_model = job.editable.averaging, (None, job.editable.model.dtype)
-        names = {str(at): {"count": own.count, "left_out": [*own.left_out]} for at, own in job.names.items()}
-        self._about: dict[str, Any] = {
+        names = {str(at): {"count": moment.count, "left_out": [*moment.left_out]} for at, moment in job.names.items()}
+        self._provenance: dict[str, Any] = {
             "method": method,
             "model": job.editable.name,
             **({"source": job.editable.source} if job.editable.source else {}),
@@ -86,26 +86,26 @@ class Record:
         """Record a solution of one layer, on top of those before.
 
         Its `division` is 1 / (u C uᵀ) for each row u of the right factor: for one fact written by equality, kᵀC⁻¹k;
-        with several facts, the part of it that no other key shares. Tiny factors make huge updates.
+        with several facts, the part of it that no other key shares. Tiny numbers make huge updates.
         """
         division = (1.0 / (delta.right.T * (problem.metric @ delta.right.T)).sum(0)).tolist()
         self._solutions.setdefault(ff.layer, []).append((delta.cpu(), problem.K.cpu(), problem.V.cpu()))
         for memory in ff.memories:
             at = str(memory.address)
-            self._about["subjects"].setdefault(at, []).extend(subjects)
-            self._about["division"].setdefault(at, []).extend(division)
+            self._provenance["subjects"].setdefault(at, []).extend(subjects)
+            self._provenance["division"].setdefault(at, []).extend(division)
 
     def forget(self) -> None:
         """Forget all solutions: the values are chosen again."""
         self._solutions.clear()
-        self._about |= {"subjects": {}, "division": {}}
+        self._provenance |= {"subjects": {}, "division": {}}
 
     def add_dense(self, ff: FeedForward, delta: Tensor) -> None:
         """Record a change of one layer, [d_model, Σ d_ff], that was not solved for."""
         self._updates |= {at: Dense(double(change.contiguous()).cpu()) for at, change in ff.split(delta, 1).items()}
 
     def edit(self, solved: Sequence[Mapping[str, Any]]) -> Edit:
-        """Build the edit, with the weights as they were; `solved` describes how each value was found."""
+        """Build the edit, once the weights are restored; `solved` describes how each value was chosen."""
         all_keys: dict[Address, Tensor] = {}
         all_values: dict[Address, Tensor] = {}
         for ff in self.job.ff_layers:
@@ -113,17 +113,17 @@ class Record:
                 deltas, keys, values = zip(*solutions, strict=True)
                 left, right = torch.cat([d.left for d in deltas], 1), torch.cat([d.right for d in deltas])
                 K = torch.cat(keys, 1)
-                self._updates |= {at: LowRank(left, own) for at, own in ff.split(right, 1).items()}
+                self._updates |= {at: LowRank(left, factor) for at, factor in ff.split(right, 1).items()}
                 all_keys |= ff.split(K, 0)
                 all_values |= self._values_by_memory(ff, ff.split(K, 0), torch.cat(values, 1))
-        ratio = max(delta.norm() / self._about["norms"][str(at)] for at, delta in self._updates.items())
-        about = {**self._about, "norm_ratio": ratio, "solved": list(solved)}
-        return Edit(self._updates, all_keys, all_values, tuple(self.job.facts), about)
+        ratio = max(delta.norm() / self._provenance["norms"][str(at)] for at, delta in self._updates.items())
+        provenance = {**self._provenance, "norm_ratio": ratio, "solved": list(solved)}
+        return Edit(self._updates, all_keys, all_values, tuple(self.job.facts), provenance)
 
     def _values_by_memory(
         self, ff: FeedForward, keys: Mapping[Address, Tensor], values: Tensor
     ) -> dict[Address, Tensor]:
-        """Return by memory what its keys give it after the change; the memories' values sum to `values`."""
+        """Return the output of each memory for its keys after the change, corrected so that their sum is `values`."""
         if len(ff.memories) == 1:
             return {ff.memories[0].address: values}
         W = {memory.address: double(memory.value).cpu() for memory in ff.memories}
@@ -135,7 +135,7 @@ class Record:
 def how_solved(
     groups: Sequence[Sequence[Fact]], prompt_sets: Sequence[PromptSet], values: Sequence[Value]
 ) -> list[dict[str, Any]]:
-    """Describe how each subject's value was found."""
+    """Describe how each subject's value was chosen."""
     return [
         {
             "subject": facts[0].subject,
@@ -154,29 +154,29 @@ def how_solved(
 
 def value_searches(edit: Edit) -> list[ValueSearch | None]:
     """Return by fact how far the search for its value came; None where the edit does not record it."""
-    about = edit.provenance
+    provenance = edit.provenance
     searches: dict[str, Iterator[ValueSearch]] = {}
-    for solved in about.get("solved", ()):
+    for solved in provenance.get("solved", ()):
         if "tokens" in solved:
-            numbers = about.get("configs", {}).get(solved.get("from"), about.get("config", {}))["value"]
+            numbers = provenance.get("configs", {}).get(solved.get("from"), provenance.get("config", {}))["value"]
             target = numbers["target_probability"] if numbers["target_probability"] <= 1 else None
             steps = len(solved["loss"]) - 1, numbers["steps"]
-            found = zip(solved["tokens"], solved["probabilities"], strict=True)
-            searches[solved["subject"]] = iter([ValueSearch(tokens, *steps, p, target) for tokens, p in found])
+            outcomes = zip(solved["tokens"], solved["probabilities"], strict=True)
+            searches[solved["subject"]] = iter([ValueSearch(tokens, *steps, p, target) for tokens, p in outcomes])
     return [next(searches.get(fact.subject, iter(())), None) for fact in edit.facts]
 
 
-def _kept(ff: FeedForward, again: Collection[str], preserve: Sequence[Edit]) -> Tensor:
-    """Collect the keys that earlier edits stored in a layer, except of subjects written `again`, [Σ d_ff, p]."""
+def _kept(ff: FeedForward, rewritten: Collection[str], preserve: Sequence[Edit]) -> Tensor:
+    """Collect the keys that earlier edits stored in a layer, except those of `rewritten` subjects, [Σ d_ff, p]."""
     columns: dict[tuple[int, str, int], dict[Address, Tensor]] = {}
     for number, edit in enumerate(preserve):
         for memory in ff.memories:
-            times: Counter[str] = Counter()
+            occurrence: Counter[str] = Counter()
             for i, subject in enumerate(edit.subjects(memory.address)):
-                if subject not in again:
-                    name = number, subject, times[subject]
+                if subject not in rewritten:
+                    name = number, subject, occurrence[subject]
                     columns.setdefault(name, {})[memory.address] = double(edit.keys[memory.address][:, i])
-                times[subject] += 1
+                occurrence[subject] += 1
     if not columns:
         return torch.empty(ff.shape[1], 0, dtype=torch.float64)
     # A key that was not routed to one of the memories is 0 there.
@@ -185,13 +185,13 @@ def _kept(ff: FeedForward, again: Collection[str], preserve: Sequence[Edit]) -> 
 
 
 def _statistics(moments: KeyMoments) -> dict[str, Any]:
-    about = {"corpus": moments.source, "tokens": moments.count}
+    description = {"corpus": moments.source, "tokens": moments.count}
     names = ("keys", "ridge", "convergence", "sinks", "fingerprint")
-    return about | {name: getattr(moments, name) for name in names}
+    return description | {name: getattr(moments, name) for name in names}
 
 
 def dtypes(memory: KeyValueMemory) -> dict[str, str]:
-    """Return the dtype of the base's checkpoint, and the dtype computed in."""
+    """Return the dtype of the base's checkpoint, and the dtype of computations."""
     both = {"dtype": memory.saved_dtype, "computed_in": memory.dtype}
     return {name: str(dtype).removeprefix("torch.") for name, dtype in both.items()}
 
@@ -199,8 +199,8 @@ def dtypes(memory: KeyValueMemory) -> dict[str, str]:
 def agree(group: ProcessGroup, editable: Editable, arguments: Callable[[], Mapping[str, object]]) -> None:
     """Raise an EditError where a process differs from the first.
 
-    That is in its versions, model, device or dtype, or the `repr` of one of its `arguments`, which are asked for only
-    where there are several processes.
+    Compared are versions, model, device, dtype and the `repr` of each of the `arguments`, which are computed only where
+    there are several processes.
     """
     group.agree(
         lambda: {

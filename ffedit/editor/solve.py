@@ -4,9 +4,9 @@ The values are chosen at the last of the layers. Several layers share the update
 with the layers below already changed. A method that writes one by one (ROME) solves for each subject on top of the
 changes of those before it.
 
-Values that are written together are each chosen as if it were alone. Where keys overlap, the others' δ reach a
-subject, too, and some facts are not said. In a further round (`ValueConfig.rounds`) the values are chosen again with
-all facts written: where the new object is likely enough nothing is added, elsewhere what is missing.
+Each value is chosen as if it were written alone. Where keys overlap, the other δ reach a subject, too, and the model
+does not say some new objects. In a further round (`ValueConfig.rounds`) the values are chosen again with all facts
+written: where the new object is likely enough nothing is added, elsewhere the δ that is missing.
 """
 
 from __future__ import annotations
@@ -54,13 +54,13 @@ def _solve_batch(
 ) -> list[dict[str, object]]:
     """Store the facts of several subjects, and describe how each value was chosen.
 
-    The changes are left in the weights, except, in the last batch, that of the last layer, which nothing reads again.
+    The changes stay in the weights, except that of the last layer in the last batch, which nothing reads again.
     """
     job, subjects = record.job, [group[0].subject for group in groups]
     editable, ff_layers, group, config = job.editable, job.ff_layers, job.process_group, job.config
     last = ff_layers[-1]
 
-    def read() -> tuple[list[PromptSet], LayerKeys]:
+    def read_prompts() -> tuple[list[PromptSet], LayerKeys]:
         prompt_sets = without_sinks(editable, last, build_prompts(editable, groups, config))
         keys = read_keys(editable, last, prompt_sets)
         for ff in ff_layers if method.exact else ():
@@ -68,34 +68,34 @@ def _solve_batch(
             check_exact(K, record.kept[ff.layer].to(K.device))
         return prompt_sets, keys
 
-    prompt_sets, keys = group.in_all(read)
+    prompt_sets, keys = group.in_all(read_prompts)
 
-    def again(stage: str, step: int, steps: int) -> None:
+    def progress_again(stage: str, step: int, steps: int) -> None:
         progress(f"{stage} again", step, steps)
 
     def solve_for(values: Sequence[Value], write: bool) -> None:
         spread = Spread(editable, last, prompt_sets, keys, values) if len(ff_layers) > 1 else None
-        now, V = keys, torch.stack([value.v for value in values], 1)
+        layer_keys, V = keys, torch.stack([value.v for value in values], 1)
         for i, ff in enumerate(ff_layers):
             if spread is not None:  # a single layer keeps its keys, since nothing below it changes
                 check_routes(editable, ff, subjects, prompt_sets)
-                now = read_keys(editable, ff, prompt_sets)
-                V = spread.values(ff, now, len(ff_layers) - i)
-            store(method, record, ff, subjects, now, now.K, V, write or ff is not last)
+                layer_keys = read_keys(editable, ff, prompt_sets)
+                V = spread.values(ff, layer_keys, len(ff_layers) - i)
+            store(method, record, ff, subjects, layer_keys, layer_keys.K, V, write or ff is not last)
             progress("solving", i + 1, len(ff_layers))
 
     def read_with(values: Sequence[Value]) -> LayerKeys:
         solve_for(values, write=True)
         return read_keys(editable, last, prompt_sets)
 
-    quantised = any(memory.quantised for memory in job.memories)  # these cannot be written to on the way
+    quantised = any(memory.quantised for memory in job.memories)  # these cannot be written to between rounds
     rounds = 1 if quantised else config.value.rounds_of(len(groups))
     paths = [_unfinished(job, prompt_sets, i) for i in range(rounds)]
     values = choose_values(editable, last, prompt_sets, keys, config.value, progress, group, paths[0])
     for path in paths[1:]:
         with restored(job.memories):
-            now = group.in_all(partial(read_with, values))
-            more = choose_values(editable, last, prompt_sets, now, config.value, again, group, path)
+            layer_keys = group.in_all(partial(read_with, values))
+            more = choose_values(editable, last, prompt_sets, layer_keys, config.value, progress_again, group, path)
         values = [value.then(added) for value, added in zip(values, more, strict=True)]
         record.forget()
     group.in_all(partial(solve_for, values, write=not is_last))
@@ -109,19 +109,19 @@ def store(
     record: Record,
     ff: FeedForward,
     subjects: Sequence[str],
-    read: LayerKeys,
+    layer_keys: LayerKeys,
     K: Tensor,
     V: Tensor,
     write: bool = True,
 ) -> None:
     """Solve one layer for the change that gives the keys K [Σ d_ff, n] the values V [d_model, n], and record it.
 
-    `read` are the subjects' keys in the model as it is, whose spread over contexts is part of C. With `write` the
+    `layer_keys` are the subjects' keys in the current model; their spread over contexts is part of C. With `write` the
     change is written into the weights, too.
     """
     job, W = record.job, ff.matrix
     assert method.solve is not None
-    spread = read.context_spread(job.config.key.context_weight)
+    spread = layer_keys.context_spread(job.config.key.context_weight)
     moments, names = [job.stats[memory.address] for memory in ff.memories], job.names.get(ff.layer)
     problem = Problem(W, K, V.to(W.device), moments, spread, record.kept[ff.layer].to(W.device), job.config, names)
     delta = method.solve(problem)
@@ -132,14 +132,14 @@ def store(
 
 
 def _unfinished(job: Job, prompt_sets: Sequence[PromptSet], earlier: int) -> Path:
-    """Return the path that keeps an interrupted choice of values, by all that they depend on.
+    """Return the path of an interrupted choice of values, by all that they depend on.
 
-    They are chosen on top of `earlier` choices of the same.
+    `earlier` is the number of rounds before this choice.
     """
     texts = [
         [(text.ids, text.answer, text.site) for text in (*prompt_set.texts, *prompt_set.mentions)]
         for prompt_set in prompt_sets
     ]
-    about = [__version__, fingerprint(job.editable), job.ff_layers[-1].layer, job.process_group, earlier]
-    about += [job.config.value, job.config.key.mention_share, texts, [len(each.keep) for each in prompt_sets]]
-    return cache.entry("values", repr(about))
+    inputs = [__version__, fingerprint(job.editable), job.ff_layers[-1].layer, job.process_group, earlier]
+    inputs += [job.config.value, job.config.key.mention_share, texts, [len(p.keep) for p in prompt_sets]]
+    return cache.entry("values", repr(inputs))

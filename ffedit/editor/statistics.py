@@ -1,16 +1,16 @@
 """Collect the second moments of the keys of several layers in one pass over ordinary text, and cache them.
 
-C = E[k kᵀ] determines which keys an edit is to disturb least. The expectation is the mean over running text, as ROME
-was published: a word counts as often as it is read.
+C = E[k kᵀ] determines which keys an edit disturbs least. The expectation is the mean over running text, as published
+with ROME: a word counts as often as it occurs.
 
-A row of text begins as the model's texts do, with what the tokenizer puts in front (`text.begin_rows`). Those tokens
-are no text, and the first of a row, whichever it is, is an attention sink, whose key does not depend on the token: both
+A row of text begins as the model's texts do, with the tokens that the tokenizer puts in front (`text.begin_rows`). They
+are not text, and the first token of a row is an attention sink, whose key does not depend on which token it is: both
 are left out. Later sinks are detected by the norm of their keys (`key_moments`).
 
 One forward pass computes the keys of every layer up to the deepest one requested. The result is cached under a
 fingerprint of everything it depends on; so is an interrupted pass. Statistics of another model, layer or precision
-would silently make an edit worse, so each file (`statistics_files`) holds the fingerprint too, and the names for the
-error about a mismatch.
+would silently make an edit worse, so each file (`statistics_files`) holds the fingerprint, too, and the names that
+the error about a mismatch shows.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ logger = logging.getLogger(__name__)
 # A few thousand keys: enough for fast matrix products, few enough for float32 sums.
 ROWS_PER_BATCH = 64
 SAVED_EVERY = 32
-# Matrices as large as C that LAPACK holds for its eigenvectors, at most.
+# Largest number of matrices of C's size that LAPACK holds to compute its eigenvectors.
 EIGH = 6
 # Version of the rules for which tokens count and how much; cached statistics of other versions are ignored.
 RULES = 3
@@ -68,35 +68,35 @@ def collect(
     EditError where the corpus, or the model's keys on it, cannot be used.
     """
     corpus = corpus or Corpus()
-    ids, words = _text(editable, corpus, progress)
+    ids, text_name = _text(editable, corpus, progress)
     if (corpus.tokens if ids is None else len(ids)) <= max(1, len(editable.start_tokens)):
-        raise EditError(f"{words}: a single token was found; key statistics need some thousands")
+        raise EditError(f"{text_name}: a single token was found; key statistics need some thousands")
     text, beginning = identity(editable, corpus, ids)
     dtype = averaging_dtype(editable)
     marks, rules = _marks(editable, memories), _rules(editable)
     paths = {at: cache.entry("moments", f"{mark}:{text}:{rules}") for at, mark in marks.items()}
     collected = {at: moments for at, path in paths.items() if (moments := _cached(path, marks[at]))}
     missing = sorted((m for m in memories if m.address not in collected), key=lambda memory: memory.address)
-    # By all memories: a process that was killed between the first entry and the last goes on with the same pass.
+    # Named by all memories, so that a process that was killed between two entries resumes the same pass.
     unfinished = cache.entry("passes", f"{rules}:{text}:{sorted(marks.values())}")
     if missing:
         _check_room(missing)
         ids = sampled(editable, corpus, text, progress) if ids is None else ids
         ids = begin_rows(editable, ids)
         with computed_in(editable, dtype):
-            fitters, seconds = _pass(editable, missing, words, ids, unfinished, progress)
+            fitters, seconds = _pass(editable, missing, text_name, ids, unfinished, progress)
         layers = [str(memory.address) for memory in missing]
-        logger.info("keys of %s over %d tokens of %s in %.1f s", layers, len(ids), words, seconds)
-        source = words
+        logger.info("keys of %s over %d tokens of %s in %.1f s", layers, len(ids), text_name, seconds)
+        source = text_name
         if dtype != editable.model.dtype:
             source += f", computed in {str(dtype).removeprefix('torch.')}"
-        about = {"texts": (beginning,), "model": editable.name, "seconds": seconds}
+        attributes = {"texts": (beginning,), "model": editable.name, "seconds": seconds}
         for memory in missing:
             at, weights = memory.address, str(memory.dtype).removeprefix("torch.")
             with refuse_out_of_memory(_no_room(missing)):
                 device = solve_device(device_of(memory.module), HELD * memory.d_ff**2)
                 fitter = fitters.pop(at)
-                collected[at] = fitter.moments(source, marks[at], device, address=str(at), dtype=weights, **about)
+                collected[at] = fitter.moments(source, marks[at], device, address=str(at), dtype=weights, **attributes)
             cache.write(paths[at], collected[at].save)
     cache.forget(unfinished)
     return {memory.address: collected[memory.address] for memory in memories}
@@ -110,7 +110,7 @@ def in_cache(editable: Editable, memories: Iterable[KeyValueMemory], corpus: Cor
 
 
 def _marks(editable: Editable, memories: Iterable[KeyValueMemory]) -> dict[Address, str]:
-    """Fingerprint everything but the text that the keys of each memory depend on: nothing above its layer."""
+    """Fingerprint all that the keys of each memory depend on, except the text: nothing above its layer."""
     addresses = [memory.address for memory in memories]
     layers = {layer: fingerprint(editable, layer) for layer in {at.layer for at in addresses}}
     return {at: f"{layers[at.layer]}:{at}" for at in addresses}
@@ -141,12 +141,12 @@ def _cached(path: Path, fingerprint: str) -> KeyMoments | None:
 def cached_eigh(C: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
     """Return eigenvalues, ascending, and eigenvectors of C [d_ff, d_ff], all float64 on the CPU; they are cached.
 
-    They are found by the numbers of C itself, whatever text or folder it came from. `device` computes them, if it has
+    They are named by the numbers of C itself, whatever text or folder it came from. `device` computes them, if it has
     room for `EIGH` such matrices.
     """
 
     def make() -> dict[str, Tensor]:
-        values, vectors = (part.cpu() for part in torch.linalg.eigh(C.to(solve_device(device, EIGH * C.numel()))))
+        values, vectors = (tensor.cpu() for tensor in torch.linalg.eigh(C.to(solve_device(device, EIGH * C.numel()))))
         return {"values": values, "vectors": vectors.contiguous()}
 
     name = hashlib.sha256(C.contiguous().numpy().data).hexdigest()[:24]
@@ -186,8 +186,8 @@ def text_for(
 ) -> Corpus:
     """Return the text for an edit of so many subjects, with as many tokens as the largest layer of the model needs.
 
-    It is that of `path`, a file or dataset as of `Corpus`, at least `FEWEST` tokens of it, or else the default one.
-    More of it is read where no `names` count beside it.
+    It is `path`, a file or dataset as in `Corpus`, of which at least `FEWEST` tokens are read, or else the default
+    text. More tokens are read where no `names` count beside them.
     """
     tokens = tokens_for(subjects, max(ff.d_ff for ff in editable.feed_forward), names)
     return Corpus(path, tokens if path is None else max(tokens, FEWEST), seed)
@@ -221,7 +221,7 @@ def differing(
 
 
 def misfit(moments: KeyMoments, memory: KeyValueMemory | None, editable: Editable) -> EditError:
-    """Return the error that says what of a memory differs from what its statistics were collected with."""
+    """Return the error that says how a memory differs from the one that its statistics were collected for."""
     why = "the weights below that layer, or the tokenizer, have changed since they were collected (edited?)"
     if memory is None:
         why = f"{editable.name} has layers 0 to {len(editable.layers) - 1}"
@@ -236,12 +236,12 @@ def misfit(moments: KeyMoments, memory: KeyValueMemory | None, editable: Editabl
 def _pass(
     editable: Editable,
     memories: Sequence[KeyValueMemory],
-    words: str,
+    text_name: str,
     ids: Tensor,
     unfinished: Path,
     progress: Progress,
 ) -> tuple[dict[Address, KeyMomentsFitter], float]:
-    """Sum the moments of all `memories` over `ids`, a text called `words`; return them and the seconds taken.
+    """Sum the moments of all `memories` over `ids`, a text called `text_name`; return them and the seconds taken.
 
     A pass that was interrupted is resumed from `unfinished`.
     """
@@ -260,7 +260,7 @@ def _pass(
             for address, fitter in fitters.items():
                 if not fitter.is_finite():
                     raise EditError(
-                        f"the keys of layer {address} over {words} are not finite (tokens {now.start} to "
+                        f"the keys of layer {address} over {text_name} are not finite (tokens {now.start} to "
                         f"{min(now.stop, len(ids))}): the model overflows on this text; use another, or --dtype float32"
                     )
             progress("collecting key statistics", min(now.stop, len(ids)), len(ids))
@@ -288,9 +288,9 @@ def _resume(unfinished: Path, fitters: Mapping[Address, KeyMomentsFitter]) -> fl
     except EditError:
         if unfinished.exists():
             raise
-        return 0.0  # there is none, or another process has just finished it
+        return 0.0  # there is no such file, or another process has just finished the pass
     if not {str(address) for address in fitters} <= values["fitters"].keys():
-        return 0.0  # entries that were there when it began have been deleted since
+        return 0.0  # entries that were cached when the pass began have been deleted since
     for address, fitter in fitters.items():
         sums = {name.removeprefix(f"{address}/"): t for name, t in tensors.items() if name.startswith(f"{address}/")}
         fitter.restore_(sums, values["fitters"][str(address)])
@@ -336,12 +336,12 @@ def _batch(
 
 def by_layer(editable: Editable, addresses: Iterable[Address]) -> list[FeedForward]:
     """Group memories by layer: each layer restricted to its addresses among `addresses`, in ascending order."""
-    kept = set(addresses)
-    return [editable.feed_forward[layer].only(kept) for layer in sorted({at.layer for at in kept})]
+    chosen = set(addresses)
+    return [editable.feed_forward[layer].only(chosen) for layer in sorted({at.layer for at in chosen})]
 
 
 def _check_room(memories: Sequence[KeyValueMemory]) -> None:
-    """Refuse, before a text is read, what memory has no room for: all sums, and what the ridge of one layer takes."""
+    """Refuse, before a text is read, statistics without room in memory: for all sums, and the ridge of one layer."""
     needed = 16 * sum(memory.d_ff**2 for memory in memories) + 8 * (HELD - 2) * max(m.d_ff for m in memories) ** 2
     if (free := host_memory()) < needed:
         sizes = f"needed beside the model: {needed / 1e9:.2g} GB of memory; free: {free / 1e9:.2g} GB"
@@ -357,7 +357,7 @@ def _no_room(memories: Sequence[KeyValueMemory]) -> EditError:
 
 
 def _weights(count: int, length: int, start: int) -> Tensor:
-    """Return token weights, [count], float64, of mean 1: equal, but 0 at a row's `start` tokens and its first one."""
+    """Return token weights, [count], float64, of mean 1: equal, but 0 at a row's `start` tokens and at its first."""
     weights = torch.ones(count, dtype=torch.float64)
     for position in range(max(1, start)):
         weights[position::length] = 0

@@ -1,4 +1,4 @@
-"""Statistics as a folder of one file a memory: written, and read for a model."""
+"""Key statistics on disk: a folder with one file for each memory."""
 
 from __future__ import annotations
 
@@ -44,15 +44,15 @@ def load_stats(folder: str | Path, editable: Editable) -> dict[Address, KeyMomen
         editable: the model.
 
     Raises:
-        EditError: it is no such folder or cannot be downloaded, a file is damaged, or all are of another model, layer
-            or precision.
+        EditError: there is no such folder, it cannot be downloaded, a file is damaged, or all are of another model,
+            layer or precision.
     """
-    read = read_folder(_downloaded(folder))
-    fitting = {at: moments for at, moments in read.values() if at in editable.memories}
+    by_path = read_folder(_downloaded(folder))
+    fitting = {at: moments for at, moments in by_path.values() if at in editable.memories}
     differ = {memory.address for memory in differing(editable, [editable.memories[at] for at in fitting], fitting)}
     stats = {at: moments for at, moments in fitting.items() if at not in differ}
     if not stats:
-        path, (at, moments) = next(reversed(read.items()))
+        path, (at, moments) = next(reversed(by_path.items()))
         raise EditError(f"{path}: {misfit(moments, editable.memories.get(at), editable)}")
     return stats
 
@@ -64,7 +64,7 @@ def _downloaded(folder: str | Path) -> Path:
         return Path(folder)
     try:
         return Path(huggingface_hub.snapshot_download(name, allow_patterns="layer-*.safetensors"))
-    except (OSError, ValueError) as error:  # all that the hub raises are these
+    except (OSError, ValueError) as error:  # all errors of the hub are these
         raise EditError(f"{name}: no such folder, nor can it be downloaded from the hub ({brief(error)})") from error
 
 
@@ -72,12 +72,12 @@ def read_folder(folder: Path) -> dict[Path, tuple[Address, KeyMoments]]:
     """Read all statistics in a folder with the addresses of their memories, by file, in the order of the layers."""
     if not folder.is_dir():
         raise EditError(f"{folder}: no such folder; one that `ffedit stats --out` wrote was expected")
-    read = {}
+    by_path = {}
     for path in folder.glob("layer-*.safetensors"):
         moments = KeyMoments.load(path)
         if not ADDRESS.fullmatch(moments.address):
             raise EditError(f"{path}: statistics of {show(moments.address)}, which is not a layer; collect them anew")
-        read[path] = Address(*map(int, moments.address.split("."))), moments
-    if not read:
+        by_path[path] = Address(*map(int, moments.address.split("."))), moments
+    if not by_path:
         raise EditError(f"{folder}: holds no key statistics; a folder that `ffedit stats --out` wrote was expected")
-    return dict(sorted(read.items(), key=lambda item: item[1][0]))
+    return dict(sorted(by_path.items(), key=lambda item: item[1][0]))

@@ -20,7 +20,7 @@ from ffedit.model.editable import Editable
 from ffedit.model.feed_forward import FeedForward
 from ffedit.model.tokenization import Encoded
 
-# Share of the texts stating a fact that must be routed to an expert for it to be written.
+# Share of the texts stating a fact that must be routed to an expert for the fact to be written to it.
 OFTEN = 0.5
 
 
@@ -42,7 +42,7 @@ def _texts(prompt_sets: Sequence[PromptSet]) -> list[Encoded]:
 
 
 def _by_subject(by_text: Routes, prompt_sets: Sequence[PromptSet]) -> list[Routes]:
-    return [Routes(own) for own in by_text.weights.split([len(prompt_set.prompts) for prompt_set in prompt_sets])]
+    return [Routes(rows) for rows in by_text.weights.split([len(prompt_set.prompts) for prompt_set in prompt_sets])]
 
 
 def check_routes(
@@ -53,8 +53,8 @@ def check_routes(
         return
     by_text = routes(editable, _texts(prompt_sets), [ff.layer])[ff.layer]
     written = {memory.address.expert for memory in ff.memories}
-    for subject, own in zip(subjects, _by_subject(by_text, prompt_sets), strict=True):
-        flipped = [expert for expert in (own.shares > OFTEN).nonzero()[:, 0].tolist() if expert not in written]
+    for subject, routed in zip(subjects, _by_subject(by_text, prompt_sets), strict=True):
+        flipped = [expert for expert in (routed.shares > OFTEN).nonzero()[:, 0].tolist() if expert not in written]
         if flipped:
             named = ", ".join(str(memory.address) for memory in ff.memories)
             raise EditError(
@@ -66,9 +66,9 @@ def check_routes(
 def routing(job: Job, edit: Edit, prompt_sets: Sequence[PromptSet]) -> dict[str, Any]:
     """Describe the routes before and after an edit of a mixture, as plain JSON by layer.
 
-    `texts` is the number of texts stating the facts; `experts`, for each expert the `share` of them whose subject is
-    routed to it and its mean `weight` then; `moved`, the share routed to other experts once the edit is in the model;
-    for an edited layer, `written`, the experts, and `covered`, the share of the router's weight on them.
+    `texts` is the number of texts stating the facts; `experts` has, for each expert, the `share` of texts whose subject
+    is routed to it and its mean `weight` in them; `moved` is the share routed to other experts once the edit is in the
+    model; for an edited layer, `written` are its experts, and `covered` is the share of the router's weight on them.
     """
     editable = job.editable
     texts = _texts(prompt_sets)
@@ -78,15 +78,15 @@ def routing(job: Job, edit: Edit, prompt_sets: Sequence[PromptSet]) -> dict[str,
             editable.memories[at].write_(delta)
         after = routes(editable, texts, mixtures(editable))
     edited = {ff.layer: [memory.address.expert or 0 for memory in ff.memories] for ff in job.ff_layers}
-    about: dict[str, Any] = {}
-    for layer, own in before.items():
-        chosen, weights = own.shares.nonzero()[:, 0].tolist(), own.mean_weights
-        about[str(layer)] = {
-            "texts": len(own.weights),
-            "experts": {str(e): {"share": float(own.shares[e]), "weight": float(weights[e])} for e in chosen},
-            "moved": float(double((own.chosen != after[layer].chosen).any(1)).mean()),
+    description: dict[str, Any] = {}
+    for layer, layer_routes in before.items():
+        chosen, weights = layer_routes.shares.nonzero()[:, 0].tolist(), layer_routes.mean_weights
+        description[str(layer)] = {
+            "texts": len(layer_routes.weights),
+            "experts": {str(e): {"share": float(layer_routes.shares[e]), "weight": float(weights[e])} for e in chosen},
+            "moved": float(double((layer_routes.chosen != after[layer].chosen).any(1)).mean()),
         }
         if (written := edited.get(layer)) is not None:
-            covered = own.covered([e for e in written if e < own.weights.shape[1]])
-            about[str(layer)] |= {"written": written, "covered": covered}
-    return about
+            covered = layer_routes.covered([e for e in written if e < layer_routes.weights.shape[1]])
+            description[str(layer)] |= {"written": written, "covered": covered}
+    return description

@@ -34,7 +34,7 @@ from ffedit.progress import Progress, silent
 logger = logging.getLogger(__name__)
 
 
-# The caller may have turned gradients off, which a value is chosen by.
+# The caller may have turned off gradients, which the choice of a value needs.
 @torch.inference_mode(False)
 @torch.enable_grad()
 def write(
@@ -65,15 +65,15 @@ def write(
     moments: Mapping[Address, KeyMoments] = {}
     names: Mapping[int, NameMoment] = {}
     if chosen.statistics:
-        subjects = len(groups) + len(preserve)  # each earlier edit has one, or more
-        own, named, among = [group[0].subject for group in groups], config.key.names_weight > 0, names_for(subjects)
+        subjects = len(groups) + len(preserve)  # each earlier edit has at least one
+        edited, named, among = [group[0].subject for group in groups], config.key.names_weight > 0, names_for(subjects)
         agree_on_dtype(editable, process_group)
 
-        def read() -> tuple[Mapping[Address, KeyMoments], Mapping[int, NameMoment]]:
+        def read_statistics() -> tuple[Mapping[Address, KeyMoments], Mapping[int, NameMoment]]:
             moments = moments_for(editable, memories, stats, subjects, config.seed, progress, named)
-            return moments, name_moments(editable, ff_layers, own, config.key, among=among)
+            return moments, name_moments(editable, ff_layers, edited, config.key, among=among)
 
-        moments, names = process_group.in_all(read)
+        moments, names = process_group.in_all(read_statistics)
     refusal = EditError(
         f"not enough memory to write {counted(len(facts), 'fact')} by {method}: beside the model, some matrices of "
         "d_ff² float64 numbers are needed; write fewer facts or layers, or use another --device"

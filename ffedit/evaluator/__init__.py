@@ -2,5 +2,5 @@
 
 import lazy_loader
 
-# The names stand in `__init__.pyi`: the metrics can be named without torch, which takes seconds to import.
+# `__init__.pyi` lists the names, so that metrics can be named without importing torch, which takes seconds.
 __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -45,11 +45,11 @@ class Evaluation:
         editable: the unedited model.
         facts: all facts of the edit; a prompt of one fact that another fact of the edit changes is excluded.
         progress: progress callback.
-        full: also measure what takes longest: sampled text (entropy, consistency), neighbors behind the edit's
+        full: also measure what takes longest: sampled text (entropy, consistency), neighbors after the edit's
             sentence.
         only: indices of the facts to evaluate, a share for one of several processes; None for all.
         weights: `reference_weights` of a whole data set; None for those of `facts`.
-        edit: an edit to be measured at once: both states generate in the same steps, which takes half as long.
+        edit: an edit to measure at once: both states generate in shared steps, which takes half as long.
 
     Raises:
         FactError: a prompt or object does not fit the tokenizer or the model.
@@ -105,7 +105,7 @@ class Evaluation:
         return tuple(scored)
 
     def _ask_with(self, edit: Edit, indices: Sequence[int]) -> Responses:
-        """Run all prompts on the model with `edit`, and finish what it says with it and without."""
+        """Run all prompts on the model with `edit`, and finish the generations with and without it."""
         with edit.applied(self.editable):
             weights = edit.weights(self.editable)
             after = self._ask(self.editable, indices, finish=weights is None)
@@ -122,13 +122,13 @@ class Evaluation:
         kinds = {kind for metric in METRICS.values() for kind in metric.generates}
         generations = Generations(editable, (request for q in prompts for request in requests(q, kinds)))
 
-        def follow(done: Pass[Tensor], argmax: Mapping[Context, int]) -> None:
-            if rows := [i for i, context in enumerate(done.contexts) if context in self._reference.contexts]:
-                contexts, log_probs = [done.contexts[i] for i in rows], done.read[rows]
+        def follow(result: Pass[Tensor], argmax: Mapping[Context, int]) -> None:
+            if rows := [i for i, context in enumerate(result.contexts) if context in self._reference.contexts]:
+                contexts, log_probs = [result.contexts[i] for i in rows], result.read[rows]
                 if first:
                     self._reference.keep(contexts, log_probs)
                 divergences.update(zip(contexts, self._reference.compare(contexts, log_probs), strict=True))
-            generations.follow(done, argmax)
+            generations.follow(result, argmax)
 
         answers = ask(editable, texts, TOKENS, generations.closed, follow, self._progress)
         if finish:
@@ -136,18 +136,18 @@ class Evaluation:
         else:
             generations.begin_rest()
         groups = [q.generation for q in prompts]
-        drawn = dict(zip(groups, sampled(editable, groups), strict=True))
-        return Responses(answers, generations, divergences, drawn, self._weights)
+        texts_of = dict(zip(groups, sampled(editable, groups), strict=True))
+        return Responses(answers, generations, divergences, texts_of, self._weights)
 
 
-def _continuation(score: str, asked: Pair | Prompt, said: Generations) -> Continuation:
-    if isinstance(asked, Prompt):
-        text, right = asked.text, says_answer(asked, said)
+def _continuation(score: str, item: Pair | Prompt, generations: Generations) -> Continuation:
+    if isinstance(item, Prompt):
+        text, right = item.text, says_answer(item, generations)
     elif METRICS[score].direction == "up":
-        text, right = asked.new, says_new(asked, said)
+        text, right = item.new, says_new(item, generations)
     else:
-        text, right = asked.true, says_true(asked, said)
-    return Continuation(score, asked.prompt, said.answer(text), said.begun(text), right)
+        text, right = item.true, says_true(item, generations)
+    return Continuation(score, item.prompt, generations.answer(text), generations.begun(text), right)
 
 
 def reference_weights(facts: Sequence[Fact]) -> dict[str, float]:
@@ -181,7 +181,7 @@ def evaluate(
     Raises:
         FactError: a prompt or object does not fit the tokenizer or the model.
         EditError: the edit does not belong to this model, the edited model has another tokenizer, the text file cannot
-            be read, or processes were given different things.
+            be read, or the processes have different inputs.
         ModelError: the model's numbers are not finite.
     """
     check_model(editable)
@@ -210,9 +210,9 @@ def evaluate(
             "text": rows,
         },
     )
-    own = process_group.share(range(len(facts)))
+    indices = process_group.share(range(len(facts)))
     evaluation = process_group.in_all(
-        lambda: Evaluation(editable, facts, progress, full, own, edit=edit) if own or not facts else None
+        lambda: Evaluation(editable, facts, progress, full, indices, edit=edit) if indices or not facts else None
     )
     before = _of_all(evaluation.before if evaluation else (), process_group)
     means = mean_scores((fact.scores for fact in before), perplexity=generic.perplexity if generic else None)
@@ -226,16 +226,16 @@ def evaluate(
     return Report(means, changed, before, after, left_out(before))
 
 
-def _of_all(own: tuple[FactScores, ...], group: ProcessGroup) -> tuple[FactScores, ...]:
+def _of_all(scores: tuple[FactScores, ...], group: ProcessGroup) -> tuple[FactScores, ...]:
     if group.size == 1:
-        return own
-    return tuple(map(FactScores.from_dict, interleaved(group.gather([scores.to_dict() for scores in own]))))
+        return scores
+    return tuple(map(FactScores.from_dict, interleaved(group.gather([score.to_dict() for score in scores]))))
 
 
 def check_tokenizers(editable: Editable, edited: Editable) -> None:
     """Refuse an edited model whose tokenizer or vocabulary differs from the base's: answers could not be compared."""
     base, tokenizer = editable.tokenizer, edited.tokenizer
-    sizes = [each.vocabulary for each in (editable, edited)]
+    sizes = [model.vocabulary for model in (editable, edited)]
     if base.get_vocab() != tokenizer.get_vocab():
         why = f"other tokens: {len(tokenizer.get_vocab())}, and {len(base.get_vocab())} in the base"
     elif base(PROBE, verbose=False)["input_ids"] != tokenizer(PROBE, verbose=False)["input_ids"]:

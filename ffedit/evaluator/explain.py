@@ -1,17 +1,17 @@
-"""Explain what an edit got wrong: its key, or its value.
+"""Explain the wrong answers of an edited model: the edit's key failed, or its value.
 
-An edit of one layer adds Δ = Σ_i δ_i u_iᵀ to the value matrix, thus (u_iᵀ k) δ_i to the layer's output at every token,
-whose key is k. At the subject of fact i u_iᵀ k should be 1 in all words (*reach*), everywhere else 0 (*leak*). So two
-things can fail, and forcing tells them apart: in the unedited model δ_i is added in full at the subject's last token,
-and nothing else is changed.
+An edit of one layer adds Δ = Σ_i δ_i u_iᵀ to the value matrix, and so (u_iᵀ k) δ_i to the layer's output at every
+token, where k is the token's key. At the subject of fact i, u_iᵀ k should be 1 in any wording (*reach*), and 0
+elsewhere (*leak*). So two things can fail, and forcing separates them: in the unedited model, δ_i is added in full at
+the subject's last token, and nothing else is changed.
 
-- The answer is right then: another wording says the new object, another fact of the subject is kept. The value is
-  good, and the *key* failed: with the edit the subject received another share of δ_i, or other tokens received some.
-- It is wrong all the same. The *value* failed: δ_i does not say the new object in these words, or itself changes the
-  other fact.
+- The forced answer is right: another wording says the new object, another fact of the subject is kept. So the value is
+  good, and the *key* failed: with the edit, the subject got another share of δ_i, or other tokens got some.
+- The forced answer is wrong, too. The *value* failed: δ_i does not produce the new object in this wording, or changes
+  the other fact itself.
 
-What a neighbor says is moved by leak alone, so that there the key failed. Right and wrong are those of the metrics
-`generation`, `paraphrase_generation`, `same_subject` and `neighbor_generation`; of the last two, only prompts count
+Only leak can change the answer to a neighbor's prompt, so there the key failed. Answers are judged as by the metrics
+`generation`, `paraphrase_generation`, `same_subject` and `neighbor_generation`; for the last two, only prompts count
 that were answered right before the edit.
 """
 
@@ -57,14 +57,14 @@ class WrongAnswer:
 
     score: str  # name of the metric that counts it as wrong
     subject: str  # subject of the fact whose prompt it is
-    prompt: str  # as it is worded
+    prompt: str  # the wording
     answer: str  # the right answer
     says: str  # what the edited model says
     failed: Part | None  # None where it is not explained
-    forced: str | None = None  # what the unedited model says with δ in full at the subject; None of a neighbor
-    # uᵀk at the subject; of a neighbor, that of largest size over tokens and subjects of the edit
+    forced: str | None = None  # what the unedited model says with δ in full at the subject; None for a neighbor
+    # uᵀk at the subject; for a neighbor, the largest in size over its tokens and the edit's subjects
     reach: float | None = None
-    written: str = ""  # subject that u is of
+    written: str = ""  # subject that u belongs to
     token: str = ""  # token where k is read
     position: int | None = None  # index of that token in the prompt, special tokens in front included
     reason: str = ""  # why it is not explained
@@ -127,13 +127,13 @@ def explain(
     except EditError as error:
         return Explanation((), {}, str(error))
     prompts = questions(editable, facts, facts)
-    before = _said(editable, (case for q in prompts for case in _cases(q) if case.score in KEPT))
+    before = _generate(editable, (case for q in prompts for case in _cases(q) if case.score in KEPT))
     cases = [[case for case in _cases(q) if case.score in NEW or case.right(before)] for q in prompts]
     with edit.applied(editable):
-        after = _said(editable, chain.from_iterable(cases))
+        after = _generate(editable, chain.from_iterable(cases))
     wrong: list[WrongAnswer] = []
-    for i, (fact, own) in enumerate(zip(facts, cases, strict=True), 1):
-        wrong += _explained(editable, parts, fact, [case for case in own if not case.right(after)], after)
+    for i, (fact, asked) in enumerate(zip(facts, cases, strict=True), 1):
+        wrong += _explained(editable, parts, fact, [case for case in asked if not case.right(after)], after)
         progress("explaining", i, len(facts))
     scores = [case.score for case in chain.from_iterable(cases)]
     return Explanation(tuple(wrong), {score: scores.count(score) for score in (*NEW, *KEPT) if score in scores})
@@ -144,14 +144,14 @@ class Parts:
     """An edit of one dense layer by its subjects: Δ = Σ_i δ_i u_iᵀ, where u_iᵀ k*_j is 1 if i = j and 0 otherwise."""
 
     ff: FeedForward  # the layer
-    subjects: tuple[str, ...]  # of each of n keys
+    subjects: tuple[str, ...]  # the subject of each of n keys
     deltas: Tensor  # δ_i = Δ k*_i, [d_model, n], float64
     rows: Tensor  # u_iᵀ, [n, d_ff], float64
     token: FactToken  # the token at which keys were read
-    behind: frozenset[str]  # subjects that are attention sinks where they begin a text, and are written behind it there
+    behind: frozenset[str]  # subjects that are sinks at the start of a text, where the token behind is edited
 
     def index(self, subject: str) -> int:
-        """Return the number of the subject; FactError where it has no key, or several."""
+        """Return the index of the subject; FactError where it has no key, or several."""
         if (count := self.subjects.count(subject)) != 1:
             raise FactError(f"the edit has {counted(count, 'key')} for {quoted(subject)}, where one was expected")
         return self.subjects.index(subject)
@@ -193,8 +193,8 @@ class _Case:
     def text(self) -> Encoded:
         return self.pair.new if self.score in NEW else self.pair.true
 
-    def right(self, said: Generations) -> bool:
-        return (says_new if self.score in NEW else says_true)(self.pair, said)
+    def right(self, generations: Generations) -> bool:
+        return (says_new if self.score in NEW else says_true)(self.pair, generations)
 
 
 def _cases(q: Questions) -> Iterator[_Case]:
@@ -202,8 +202,8 @@ def _cases(q: Questions) -> Iterator[_Case]:
         yield from (_Case(score, pair) for pair in pairs)
 
 
-def _said(editable: Editable, cases: Iterable[_Case], intervene: Intervention = nullcontext) -> Generations:
-    """Return what the model says in its current state, as much as reports show."""
+def _generate(editable: Editable, cases: Iterable[_Case], intervene: Intervention = nullcontext) -> Generations:
+    """Continue the prompts of `cases` with the model in its current state, as far as reports show."""
     requests = ((new_object if case.score in NEW else true_object)(case.pair, SAID_TOKENS) for case in cases)
     generations = Generations(editable, requests)
     generations.finish(intervene)
@@ -222,9 +222,9 @@ def _explained(
                 sites[case] = _with_subject(editable, parts, fact, case)
             except FactError as error:
                 reasons[case] = str(error)
-    own = parts.index(fact.subject) if sites else 0
+    index = parts.index(fact.subject) if sites else 0
     at = {prompt_of(text): text.site for text in sites.values()}
-    forced = _said(editable, sites, adding(parts.ff, parts.deltas[:, own], at))
+    forced = _generate(editable, sites, adding(parts.ff, parts.deltas[:, index], at))
     for case in cases:
         answer, says = after.answer(case.text), after.begun(case.text)
         wrong = WrongAnswer(case.score, fact.subject, case.pair.prompt, answer, says, None)
@@ -233,26 +233,26 @@ def _explained(
         elif case in sites:
             failed: Part = "key" if case.right(forced) else "value"
             wrong = replace(wrong, failed=failed, forced=forced.begun(case.text))
-            yield _with_reach(editable, parts, case, wrong, [sites[case].site], [own])
+            yield _with_reach(editable, parts, case, wrong, [sites[case].site], [index])
         else:
-            tokens, every = range(case.text.answer), range(len(parts.subjects))
-            yield _with_reach(editable, parts, case, replace(wrong, failed="key"), tokens, every)
+            positions, subjects = range(case.text.answer), range(len(parts.subjects))
+            yield _with_reach(editable, parts, case, replace(wrong, failed="key"), positions, subjects)
 
 
 def _with_subject(editable: Editable, parts: Parts, fact: Fact, case: _Case) -> Encoded:
-    """Return the text of a case with the token of its subject; FactError where there is none, or no key of it."""
+    """Return a case's text with its subject located; FactError where the subject does not occur, or has no key."""
     parts.index(fact.subject)
-    own = case.score == "generation"
-    span = fact.span if own else next(occurrences(case.pair.prompt, fact.subject), None)
+    is_own = case.score == "generation"
+    span = fact.span if is_own else next(occurrences(case.pair.prompt, fact.subject), None)
     if span is None:
         raise FactError(f"{quoted(fact.subject)} does not occur in it")
-    found = editable.encode(case.pair.prompt, fact.new_object, span, editable.max_tokens)
-    text = replace(case.text, subject=found.subject, fact_token=parts.token)
+    encoded = editable.encode(case.pair.prompt, fact.new_object, span, editable.max_tokens)
+    text = replace(case.text, subject=encoded.subject, fact_token=parts.token)
     return (read_behind(text) or text) if fact.subject in parts.behind and not text.site else text
 
 
 def adding(ff: FeedForward, delta: Tensor, sites: Mapping[Context, int]) -> Intervention:
-    """Add `delta` [d_model] to the layer's output at one token of each prompt, whose position `sites` gives."""
+    """Add `delta` [d_model] to the layer's output at one token of each prompt; `sites` has its position, by prompt."""
 
     def intervene(prompts: Sequence[Sequence[int]]) -> AbstractContextManager[None]:
         at = torch.tensor([sites[tuple(prompt)] for prompt in prompts])
@@ -264,7 +264,7 @@ def adding(ff: FeedForward, delta: Tensor, sites: Mapping[Context, int]) -> Inte
 def _with_reach(
     editable: Editable, parts: Parts, case: _Case, wrong: WrongAnswer, positions: Sequence[int], subjects: Sequence[int]
 ) -> WrongAnswer:
-    """Note uᵀk of largest size, over `positions` in the prompt and over `subjects` of the edit."""
+    """Add to `wrong` the uᵀk of largest size over `positions` in the prompt and `subjects` of the edit."""
     ends = [replace(case.text, answer=position + 1, fact_token="last") for position in positions]
     keys, _ = read_at(editable, parts.ff, ends)
     reaches = double(keys.cpu()) @ parts.rows[list(subjects)].T

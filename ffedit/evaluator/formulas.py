@@ -1,6 +1,6 @@
 """The published formulas behind the metrics, each one pure function with its unit, source and direction.
 
-Notation: x a prompt, o an object of the tokens o_1 … o_m after it, p(o_i | x, o_<i) the model's probability of a token.
+Notation: x a prompt, o an object with tokens o_1 … o_m after it, p(o_i | x, o_<i) the model's probability of a token.
 Sources:
 
     ROME    Meng et al. 2022, arXiv 2202.05262, section 3.3 and the appendix on CounterFact
@@ -25,9 +25,9 @@ from ffedit.facts.text import occurrences
 if TYPE_CHECKING:
     from torch import Tensor
 
-# As ROME weighs the entropies of bigrams and trigrams.
+# ROME's weights of the entropies of bigrams and trigrams.
 ENTROPY_WEIGHTS = {2: 2 / 3, 3: 4 / 3}
-# Tokens in a row that count as repeated where they occur a second time.
+# Length of a run of tokens that counts as repeated where it occurs a second time.
 REPEATED = 4
 _MORE_DIGITS = re.compile(r"[.,]\d")
 _WORDS = re.compile(r"\w+|[^\w\s]")
@@ -57,19 +57,19 @@ def magnitude(favoured: Sequence[float], other: Sequence[float]) -> float:
 def token_accuracy(argmax: Sequence[int], target: Sequence[int]) -> float:
     """Share of target tokens that are the argmax after the true tokens before them: *teacher-forced*. Up.
 
-    A wrong token is forgiven at once, since the next one is asked after the right one: Wild finds it far above what a
-    model says freely. Of several accepted answers it takes the first alone, as EasyEdit does (`ground_truth[0][0]`).
+    A wrong token is forgiven at once, since the next one is predicted after the right one: Wild finds this far above
+    free generation. Of several accepted answers only the first counts, as in EasyEdit (`ground_truth[0][0]`).
     """
     return fmean(a == t for a, t in zip(argmax, target, strict=True))
 
 
 def exact_match(said: str, target: str, other: str = "", aliases: Sequence[str] = ()) -> bool:
-    """Return whether free greedy generation says the target, whole, or any of its `aliases`. Up (Wild).
+    """Return whether free greedy generation says the whole target, or any of its `aliases`. Up (Wild).
 
-    "Tom" is not said in "Tommy", nor "10" in "10,000". Texts of one tokenizer, white space normalised; `said` should
-    hold a token more than the target, than its aliases and than `other`, the object that could stand there instead:
-    where that one begins with the target and is said, the target is not. So it is with aliases, which count as in
-    MQuAKE's published code (the answer or one of its aliases), but for one that is `other` itself: it tells nothing.
+    "Tommy" does not say "Tom", nor "10,000" "10". All texts come from one tokenizer, white space normalised; `said`
+    should be a token longer than the target, its aliases and `other`, the object that could follow instead. Where
+    `other` begins with the target and is said, the target is not. The same holds for aliases, which count as in
+    MQuAKE's published code (the answer or one of its aliases); an alias that is `other` itself does not count.
     """
     if any(alias != other and exact_match(said, alias, other) for alias in aliases):
         return True
@@ -82,15 +82,15 @@ def exact_match(said: str, target: str, other: str = "", aliases: Sequence[str] 
 def divergence(before: Tensor, after: Tensor) -> Tensor:
     """KL(before ‖ after) = Σ p log(p/q) of next-token distributions; nats per token. Zero is best (CF+).
 
-    From log-probabilities [.., vocabulary] of the unedited and of the edited model, one number for each pair, [..].
+    Takes log-probabilities [.., vocabulary] of the unedited and of the edited model; returns one number per pair, [..].
     """
-    # A token that is impossible (a padded vocabulary) adds nothing, where −inf − (−inf) would be NaN.
+    # An impossible token (a padded vocabulary) adds 0; −inf − (−inf) would be NaN.
     terms = (before - after).masked_fill_(before.isneginf(), 0.0)
     return terms.mul_(before.exp()).sum(-1)
 
 
 def perplexity(log_probs: Tensor) -> float:
-    """Return exp of the mean negative log-likelihood of the tokens of a text, log-probabilities [tokens]. Keep."""
+    """Return exp of the mean negative log-likelihood of a text, from its tokens' log-probabilities [tokens]. Keep."""
     return float((-log_probs.cpu().double().mean()).exp())
 
 
@@ -111,8 +111,8 @@ def generation_entropy(text: str) -> float:
 def degenerate(ids: Sequence[int], special: Collection[int]) -> float:
     """Share of a text's tokens that are special, or complete `REPEATED` tokens that occurred before in it. Zero.
 
-    What a damaged model says where it says no words, or the same words again and again. Of shorter runs, ordinary text
-    repeats many, such as names.
+    A damaged model generates special tokens, or the same words again and again. Shorter runs, such as names, are often
+    repeated in ordinary text.
     """
     before: set[tuple[int, ...]] = set()
     count = 0
@@ -129,7 +129,7 @@ def term_weights(documents: Sequence[str]) -> dict[str, float]:
 
     The formula and the terms are those of scikit-learn's `TfidfVectorizer`, which ROME uses. ROME fits it on all
     attribute snippets of CounterFact (`idf.npy` beside the data), whatever is scored. Here N and df count the reference
-    texts of the facts, each as often as facts hold it: the weights change with the set.
+    texts of the facts, a shared text once per fact, so that the weights depend on the set of facts.
     """
     counts = Counter(term for document in documents for term in set(_TERMS.findall(document.lower())))
     return {term: math.log((1 + len(documents)) / (1 + df)) + 1 for term, df in counts.items()}
@@ -138,8 +138,8 @@ def term_weights(documents: Sequence[str]) -> dict[str, float]:
 def reference_consistency(said: str, references: Sequence[str], weights: Mapping[str, float]) -> float:
     """Cosine of the TF-IDF vectors of generated text and of reference texts about the new object; 0 to 1 (ROME). Up.
 
-    Comparable between models, methods and moments that are scored on one set of facts, since these share the weights;
-    not between sets, nor digit for digit with published figures, whose weights are of another text (`term_weights`).
+    Models, methods, and scores before and after an edit can be compared on one set of facts, which fixes the weights;
+    not across sets, nor digit for digit with published figures, which have weights from other texts (`term_weights`).
     `said` is all generated texts of a fact, joined. Terms without a weight do not count.
     """
     vectors = []

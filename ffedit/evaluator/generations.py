@@ -1,11 +1,11 @@
-"""Free generation: greedy, until it is clear whether it says an object, and sampled text about a subject.
+"""Free generation: greedy text, until it is clear whether it says an object, and sampled text about a subject.
 
-The first tokens are known from the pass that scores the prompt's objects, as far as they agree with an object's tokens.
-They settle most prompts: the generated text is no prefix of the object, or goes beyond it. Only the others go on, from
-the keys and values which that pass left of the prompt; in a model that is not `ragged`, from the prompt itself.
+The pass that scores a prompt's objects also gives the first generated tokens, as far as they agree with an object's
+tokens. They settle most prompts: the generated text is no prefix of the object, or is longer. Only the others are
+continued, from the keys and values that this pass left; in a model that is not `ragged`, from the prompt itself.
 
-After the fact's own prompt and its paraphrases generation goes on in any case, to `TEXT_TOKENS`: whether an edit breaks
-the text behind the new object shows there only. All of it ends where the text or turn ends.
+After the fact's own prompt and its paraphrases, generation continues to `TEXT_TOKENS` in any case, since only there it
+shows whether an edit breaks the text behind the new object. All generation ends where the text or turn ends.
 
 Sampled text is drawn as in ROME: from the five likeliest tokens, to 100 tokens with the prompt. Each prompt has random
 numbers of its own, so that its text depends neither on the other prompts nor on the number of processes.
@@ -40,11 +40,11 @@ from ffedit.model.hooks import other_weight
 from ffedit.model.memory import KeyValueMemory
 from ffedit.model.tokenization import Encoded, decode
 
-# Tokens of an answer that are shown in reports, and of the texts in which repetition is looked for.
+# Numbers of tokens of an answer that reports show, and of a text that is checked for repetition.
 SAID_TOKENS, TEXT_TOKENS = 8, 40
 SAMPLED_TOKENS, SAMPLED_TOP = 100, 5
 SAMPLE_SEED = 0
-# Prompts that go on wait for others, from so many passes at most.
+# Passes, at most, from which prompts to continue are collected for one batch.
 PASSES = 8
 
 
@@ -53,18 +53,18 @@ class GenerationRequest:
     """A prompt to continue greedily, with the answer to look for."""
 
     text: Encoded  # the prompt with its answer
-    # Number of tokens that tell whether the answer is said. Fewer suffice where the text so far is no prefix of the
-    # answer or of any of `others`.
+    # Number of tokens that decide whether the answer is said; fewer suffice once the text is no prefix of the answer or
+    # of any of `others`.
     count: int
     others: tuple[Encoded, ...] = ()  # the prompt with the other objects to look for: aliases, the competing object
     least: int = 0  # number of tokens to generate whatever they say, unless the text ends
 
 
 def requests(q: Questions, kinds: Collection[str]) -> Iterator[GenerationRequest]:
-    """Yield the greedy generations after the edited prompt, and after the prompts of a fact of these `kinds`."""
+    """Yield the requests for greedy text after the edited prompt, and after the fact's prompts of these `kinds`."""
     yield new_object(q.own, TEXT_TOKENS)
-    # By kind: the prompts, and what is requested of each.
-    asked: dict[str, tuple[Iterable[Any], Callable[[Any], GenerationRequest]]] = {
+    # By kind: the prompts, and the function that makes the request for one.
+    by_kind: dict[str, tuple[Iterable[Any], Callable[[Any], GenerationRequest]]] = {
         "paraphrases": (q.paraphrases, partial(new_object, least=TEXT_TOKENS)),
         "neighbors": (q.neighbors, true_object),
         "same_subject": (q.same_subject, true_object),
@@ -75,18 +75,18 @@ def requests(q: Questions, kinds: Collection[str]) -> Iterator[GenerationRequest
         "cross_lingual": (q.cross_lingual, _answer),
         "locality": (q.stay, _as_long),
     }
-    for kind, (prompts, request) in asked.items():
+    for kind, (prompts, request) in by_kind.items():
         if kind in kinds:
             yield from map(request, prompts)
 
 
 def new_object(pair: Pair, least: int = 0) -> GenerationRequest:
-    """Request what tells whether the new object is said after the prompt of `pair`, and `least` tokens in any case."""
+    """Request enough tokens to decide whether the new object follows the prompt of `pair`, and `least` in any case."""
     return _whole(pair.new, pair.true, *pair.new_aliases, least=least)
 
 
 def true_object(pair: Pair, least: int = 0) -> GenerationRequest:
-    """Request what tells whether the true object is said after the prompt of `pair`, and `least` tokens in any case."""
+    """Request enough tokens to decide whether the true object follows the prompt of `pair`, and `least` in any case."""
     if pair.named:
         return _whole(pair.true, pair.new, *pair.true_aliases, least=least)
     return GenerationRequest(pair.true, len(pair.true.target_ids), least=least)
@@ -94,7 +94,7 @@ def true_object(pair: Pair, least: int = 0) -> GenerationRequest:
 
 def _whole(text: Encoded, *others: Encoded, least: int = 0) -> GenerationRequest:
     # One more token: the object may be the beginning of a longer word.
-    return GenerationRequest(text, max(len(each.target_ids) for each in (text, *others)) + 1, others, least)
+    return GenerationRequest(text, max(len(answer.target_ids) for answer in (text, *others)) + 1, others, least)
 
 
 def _answer(prompt: Prompt) -> GenerationRequest:
@@ -102,13 +102,13 @@ def _answer(prompt: Prompt) -> GenerationRequest:
 
 
 def _as_long(prompt: Prompt) -> GenerationRequest:
-    """Request as many tokens as the answer has, to compare with those of before the edit."""
+    """Request as many tokens as the answer has, to compare them with those before the edit."""
     size = len(prompt.text.target_ids)
     return GenerationRequest(prompt.text, size, least=size)
 
 
 class Generations:
-    """Greedy continuations of prompts, as token ids: complete once `finish` ran, for what `follow` left open."""
+    """Greedy continuations of prompts, as token ids: `follow` begins them, `finish` completes the unsettled ones."""
 
     def __init__(self, editable: Editable, requests: Iterable[GenerationRequest]) -> None:
         self._editable, self._stops = editable, editable.ends
@@ -121,13 +121,13 @@ class Generations:
                 self.closed.add(request.text)
         self._argmax: Mapping[Context, int] = {}
         self._said: dict[Context, tuple[int, ...]] = {}
-        # Prompts that were run, whose answers' tokens are not all scored yet.
+        # Prompts that were run but whose answers are not wholly scored yet.
         self._unscored: dict[Context, Prefix] = {}
-        # By number of tokens: prompts to go on from.
+        # Prompts to continue, by the number of tokens to generate.
         self._waiting: dict[int, list[tuple[Context, Prefix]]] = defaultdict(list)
 
     def follow(self, done: Pass[Tensor], argmax: Mapping[Context, int]) -> None:
-        """Go on from the prompts in a pass where the tokens that are known do not settle what is said.
+        """Continue those prompts of a pass that the tokens known so far do not settle.
 
         `argmax` has the likeliest token after each context that was run so far.
         """
@@ -140,37 +140,37 @@ class Generations:
                 if count := self._begin(prompt):
                     self._waiting[count].append((prompt, prefix))
         for count, waiting in self._waiting.items():
-            passes = {prefix.past for _, prefix in waiting}  # whose keys and values are all held
+            passes = {prefix.past for _, prefix in waiting}  # each occupies memory with its keys and values
             if len(passes) >= PASSES or sum(len(prompt) for prompt, _ in waiting) >= TOKENS:
-                _go_on([(self, count, *each) for each in waiting])
+                _go_on([(self, count, *entry) for entry in waiting])
                 waiting.clear()
 
     def _taken(self) -> list[Waiting]:
-        """Return the prompts that wait, and let them wait no longer."""
-        taken = [(self, count, *each) for count, waiting in self._waiting.items() for each in waiting]
+        """Return the waiting prompts, and clear the queue."""
+        taken = [(self, count, *entry) for count, waiting in self._waiting.items() for entry in waiting]
         self._waiting.clear()
         return taken
 
     def finish(self, intervene: Intervention = nullcontext) -> None:
-        """Go on from the prompts that wait, and from those of which no pass left keys and values.
+        """Continue the waiting prompts, and those whose keys and values no pass left.
 
-        Where `follow` saw no pass at all, that is all prompts, and `intervene` acts in their passes.
+        The latter are all prompts where `follow` was never called; `intervene` acts in the passes over them.
         """
         _go_on(self._taken())
         self.begin_rest(intervene)
 
     def begin_rest(self, intervene: Intervention = nullcontext) -> None:
-        """Continue the prompts of which no pass left keys and values, with `intervene` as for `finish`."""
+        """Continue the prompts whose keys and values no pass left; `intervene` acts in the passes over them."""
         rest: dict[int, list[Context]] = defaultdict(list)
         for prompt in self._requests:
             if prompt not in self._said and (count := self._begin(prompt)):
                 rest[count].append(prompt)
         for count, prompts in sorted(rest.items()):
-            said = generation.continuations(self._editable, prompts, count, intervene=intervene)
-            self._said.update({prompt: tuple(ids) for prompt, ids in zip(prompts, said, strict=True)})
+            new = generation.continuations(self._editable, prompts, count, intervene=intervene)
+            self._said.update({prompt: tuple(ids) for prompt, ids in zip(prompts, new, strict=True)})
 
     def _begin(self, prompt: Context) -> int:
-        """Note the tokens that are known after `prompt`; return to how many it is to go on, 0 where they settle it."""
+        """Store the tokens known after `prompt`; return how many to generate, 0 where these settle its requests."""
         requests = self._requests[prompt]
         self._said[prompt] = max((self._known(request.text) for request in requests), key=len)
         unsettled = (request for request in requests if not self._settled(request))
@@ -178,7 +178,7 @@ class Generations:
         return min(count, self._editable.max_tokens + 1 - len(prompt))
 
     def _ends(self, text: Encoded) -> list[Context]:
-        """Return the contexts of the tokens of an answer, and of the one behind it where that is needed."""
+        """Return the context of each token of an answer, and of the token behind it where that is needed."""
         return [text.ids[:end] for end in range(text.answer, len(text.ids) + (text in self.closed))]
 
     def _known(self, text: Encoded) -> tuple[int, ...]:
@@ -186,9 +186,9 @@ class Generations:
 
         As long as the answer's tokens are the argmax, teacher forcing and free generation are the same thing.
         """
-        said = [self._argmax[context] for context in takewhile(self._argmax.__contains__, self._ends(text))]
-        wrong = next((i for i, (a, t) in enumerate(zip(said, text.target_ids, strict=False)) if a != t), len(said))
-        return tuple(said[: wrong + 1])
+        argmax = [self._argmax[context] for context in takewhile(self._argmax.__contains__, self._ends(text))]
+        wrong = next((i for i, (a, t) in enumerate(zip(argmax, text.target_ids, strict=False)) if a != t), len(argmax))
+        return tuple(argmax[: wrong + 1])
 
     def ids(self, text: Encoded) -> tuple[int, ...]:
         """Return the token ids of the greedy continuation of the prompt of `text`."""
@@ -199,26 +199,26 @@ class Generations:
         return words(self._editable, self.ids(text))
 
     def begun(self, text: Encoded) -> str:
-        """Return the beginning of the greedy continuation, for reports: as many tokens as its answers take, or more."""
+        """Return the beginning of the greedy continuation for reports, at least as long as its answers."""
         counts = (request.count for request in self._requests[prompt_of(text)])
         return words(self._editable, self.ids(text)[: max((SAID_TOKENS, *counts))])
 
     def text_ids(self, text: Encoded) -> tuple[int, ...]:
-        """Return the token ids of the text that the model says after the prompt of `text`, before the end of it."""
+        """Return the token ids of the greedy continuation of the prompt of `text`, without the token that ends it."""
         return tuple(takewhile(lambda token: token not in self._stops, self.ids(text)))
 
     def degenerate(self, text: Encoded) -> float | None:
-        """Return the share of that text's tokens that are special or repeat; None where the text ends at once."""
+        """Return the share of the continuation's tokens that are special or repeat; None where it ends at once."""
         ids = self.text_ids(text)
         return degenerate(ids, self._editable.special) if ids else None
 
     def special(self, text: Encoded) -> float:
-        """Return the share of that text's tokens that are special; 0 where the text ends at once."""
+        """Return the share of the continuation's tokens that are special; 0 where it ends at once."""
         ids = self.text_ids(text)
         return sum(token in self._editable.special for token in ids) / max(1, len(ids))
 
     def entropy(self, text: Encoded) -> float | None:
-        """Return the entropy of that text's n-grams, bits, special tokens among its words; None as in `degenerate`."""
+        """Return the entropy of the continuation's n-grams with special tokens, bits; None where it ends at once."""
         ids = self.text_ids(text)
         return generation_entropy(decode(self._editable.tokenizer, ids)) if ids else None
 
@@ -246,15 +246,15 @@ class Generations:
 
 
 def finish_together(plain: Generations, edited: Generations, weights: Mapping[KeyValueMemory, nn.Parameter]) -> None:
-    """Finish what a model says as it is, and with an edit whose value matrices are `weights`, in the same steps.
+    """Finish generations of the unedited model and of the edited one, with value matrices `weights`, in shared steps.
 
-    A step takes as long for twice as many rows: it reads all weights. `edited` followed passes of the edited model, as
-    `plain` did of the model itself, and neither left prompts to `begin_rest`.
+    A step reads all weights, so it takes as long for twice as many rows. `plain` has followed passes of the unedited
+    model and `edited` those of the edited one, and `begin_rest` has nothing to continue in either.
     """
     _go_on(plain._taken() + edited._taken(), edited, weights)
 
 
-# A prompt of one of the states, the number of tokens to go on to, and where its own tokens stand.
+# The generations that a prompt belongs to, the number of tokens to generate, the prompt, and its keys and values.
 Waiting: TypeAlias = tuple[Generations, int, Context, Prefix]
 
 
@@ -265,16 +265,16 @@ def _go_on(
 ) -> None:
     """Continue prompts of one or two states of a model in the same steps; `weights` act in the rows of `edited`."""
 
-    def said(rows: Sequence[Waiting]) -> list[list[int]]:
-        first = torch.tensor([own._said[prompt][:1] for own, _, prompt, _ in rows])
+    def continued(rows: Sequence[Waiting]) -> list[list[int]]:
+        first = torch.tensor([generations._said[prompt][:1] for generations, _, prompt, _ in rows])
         counts = [count for _, count, *_ in rows]
-        changed = torch.tensor([own is edited for own, *_ in rows])
+        changed = torch.tensor([generations is edited for generations, *_ in rows])
 
         @contextmanager
-        def step_of(going: Tensor) -> Iterator[None]:
+        def step_of(active: Tensor) -> Iterator[None]:
             with ExitStack() as stack:
-                for memory, weight in weights.items() if bool(changed[going].any()) else ():
-                    stack.enter_context(other_weight(memory.module, memory.own, weight, changed[going]))
+                for memory, weight in weights.items() if bool(changed[active].any()) else ():
+                    stack.enter_context(other_weight(memory.module, memory.own, weight, changed[active]))
                 yield
 
         state = rows[0][0]
@@ -283,9 +283,9 @@ def _go_on(
         )
         return until([ids[:count] for ids, count in zip(new.tolist(), counts, strict=True)], state._stops)
 
-    every = chain.from_iterable(split_on_oom(said, waiting, ModelError(NO_MEMORY))) if waiting else ()
-    for (own, _, prompt, _), ids in zip(waiting, every, strict=True):
-        own._said[prompt] = tuple(ids)
+    new_ids = chain.from_iterable(split_on_oom(continued, waiting, ModelError(NO_MEMORY))) if waiting else ()
+    for (generations, _, prompt, _), ids in zip(waiting, new_ids, strict=True):
+        generations._said[prompt] = tuple(ids)
 
 
 def prompt_of(text: Encoded) -> Context:
@@ -294,9 +294,9 @@ def prompt_of(text: Encoded) -> Context:
 
 
 def sampled(editable: Editable, prompts: Sequence[Sequence[Encoded]]) -> list[list[str]]:
-    """Sample a continuation of each fact's prompts and return both, up to `SAMPLED_TOKENS` tokens together, by fact.
+    """Return, by fact, each of its prompts with a sampled continuation, up to `SAMPLED_TOKENS` tokens together.
 
-    In a chat, the assistant's turn alone is returned. A prompt that is there twice for one fact is drawn twice.
+    In a chat, only the assistant's turn is returned. A prompt that one fact has twice is drawn twice.
     """
     flat = [prompt for group in prompts for prompt in group]
     count = max(1, SAMPLED_TOKENS - min((len(prompt.ids) for prompt in flat), default=0))
@@ -308,9 +308,9 @@ def sampled(editable: Editable, prompts: Sequence[Sequence[Encoded]]) -> list[li
             seen[prompt.ids] += 1
             draws.append(np.random.default_rng(int.from_bytes(digest[:8], "big")).random(count))
     numbers = torch.from_numpy(np.array(draws, dtype=np.float64).reshape(len(flat), count))
-    said = generation.continuations(editable, [prompt.ids for prompt in flat], count, numbers=numbers, top=SAMPLED_TOP)
+    new = generation.continuations(editable, [prompt.ids for prompt in flat], count, numbers=numbers, top=SAMPLED_TOP)
     texts = []
-    for prompt, ids in zip(flat, said, strict=True):
+    for prompt, ids in zip(flat, new, strict=True):
         drawn = ids[: max(1, SAMPLED_TOKENS - len(prompt.ids))]
         whole = [*prompt.ids, *drawn]
         texts.append(words(editable, drawn) if editable.chat else decode(editable.tokenizer, whole, special=False))

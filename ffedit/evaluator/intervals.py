@@ -1,17 +1,17 @@
-"""95 % confidence intervals of means over facts, where the sample is of subjects.
+"""95 % confidence intervals of means over facts, with subjects as the sampling units.
 
-- A proportion, with one outcome of 0 or 1 for each fact (efficacy, generation): Wilson's score interval (1927) of as
-  many outcomes as there are subjects.
-- Any other mean: the percentile bootstrap over subjects (Efron 1979), for shares (0 to 1, as several prompts of one
-  fact give) and their paired differences (−1 to 1) with the rule for unseen ones (`ffedit.algebra.bootstrap`).
-- The harmonic score: the bootstrap; where all draws agree, the interval from the harmonic mean of its parts' lower ends
-  to that of their upper ends; for its change, the rule for differences above.
+- A proportion, with one outcome of 0 or 1 for each fact (efficacy, generation): Wilson's score interval (1927),
+  with the number of subjects as the sample size.
+- Any other mean: the percentile bootstrap over subjects (Efron 1979). Shares (0 to 1, where a fact has several prompts)
+  and their paired differences (−1 to 1) also follow the rule for unseen facts (`ffedit.algebra.bootstrap`).
+- The harmonic score: the bootstrap. Where all draws agree, the interval from the harmonic mean of its parts' lower ends
+  to that of their upper ends; for its change, the rule for unseen facts.
 
 Subjects are drawn with all their facts, and facts with all their prompts: neither the facts of one subject nor the
 prompts of one fact are independent samples. Before and after an edit, and two methods, are compared on the same draws:
 the interval of the difference is paired. The harmonic score is computed anew in every draw from that draw's means.
 
-Where the subjects of facts are not given, each fact counts as of its own.
+Without subjects, each fact is a sampling unit of its own.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from ffedit.algebra.bootstrap import (
 from ffedit.evaluator.metrics import METRICS, SCORE_PARTS
 
 SEED, DRAWS = 0, 2000
-# By the name of a score, its value of each fact; None where there was nothing to measure.
+# The values of each score by its name, one per fact; None where there was nothing to measure.
 Columns: TypeAlias = Mapping[str, Sequence[float | None]]
 
 
@@ -42,8 +42,8 @@ def intervals(
 ) -> dict[str, Interval]:
     """Return the intervals of several scores of the same facts, on the same draws.
 
-    `columns` has one value per fact by the name of a score, and `subjects` their subjects; "score" is computed from
-    `SCORE_PARTS`, where all of them were measured. Shares, or differences of shares, lie within `bounds`.
+    `columns` has, by name of the score, one value per fact; `subjects` has each fact's subject. "score" is computed
+    from `SCORE_PARTS` if all of them were measured. Shares, or differences of shares, lie within `bounds`.
     """
     clusters = None if subjects is None else clusters_of(subjects)
     kept = {name: array for name, values in columns.items() if (array := _array(values)) is not None}
@@ -52,7 +52,7 @@ def intervals(
         return {}
     means = mean_draws(np.stack(list(kept.values()), 1), SEED, DRAWS, clusters)
     drawn = dict(zip(kept, means.T, strict=True))
-    shares = {name for name in kept if METRICS[name.partition("/")[0]].unit == "share"}  # of prompts, for each fact
+    shares = {name for name in kept if METRICS[name.partition("/")[0]].unit == "share"}
     bounded = {
         name: mean_interval(kept[name], drawn[name], bounds if name in shares else None, clusters) for name in kept
     }
@@ -70,8 +70,8 @@ def changes(before: Columns, after: Columns, subjects: Sequence[str] | None = No
 
     In each draw, both harmonic means are of the same facts.
     """
-    both = [name for name in before if name in after and name != "score"]
-    by_name = {name: _differences(before[name], after[name]) for name in both}
+    shared = [name for name in before if name in after and name != "score"]
+    by_name = {name: _differences(before[name], after[name]) for name in shared}
     differences = intervals(by_name, bounds=(-1.0, 1.0), subjects=subjects)
     clusters = None if subjects is None else clusters_of(subjects)
     differences.pop("score", None)

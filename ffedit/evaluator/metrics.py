@@ -1,13 +1,13 @@
-"""The metrics: each one registered function of a fact's prompts and of what the model answers to them.
+"""Metrics: each is one registered function of a fact's prompts and of the model's answers to them.
 
-A metric is a function with a `@metric` row: its unit, its direction, a few words, its source, and what it asks of the
-model. Those of ffedit stand below; those of other packages are entry points of the group `ffedit.metrics`, made in the
-same way. Everything else follows from `METRICS`: scores, means, intervals, tables, JSON and `--require`. The published
-formulas behind them are in `formulas`.
+A metric is a function with a `@metric` row: unit, direction, a few words for tables, source, and the prompts after
+which it needs greedy generation. Other packages declare theirs, made in the same way, as entry points of the group
+`ffedit.metrics`. Everything else follows from `METRICS`: scores, means, intervals, tables, JSON and `--require`. The
+published formulas are in `formulas`.
 
-A fact's score is the mean over the fact's prompts, the score of several facts the mean over facts. A score that
-nothing was there to measure is None, never 0 or 1: so are comparisons where both objects are equal, as where no old
-object is named and the model says the new one before the edit.
+A fact's score is the mean over the fact's prompts, the score of several facts the mean over facts. A score without
+prompts to measure it on is None, never 0 or 1. So is a comparison of equal objects, as where a fact names no old object
+and the model says the new one before the edit.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Responses:
     """All outputs of a model on the prompts of some facts.
 
     Attributes:
-        answers: by prompt and object, the object's log-probabilities, nats a token, and the likeliest tokens.
+        answers: by prompt with object, the log-probability, nats, and the argmax at each token of the object.
         generations: greedy continuations.
         divergences: by neighbor's prompt, KL divergence of the next token from the unedited model, nats.
         sampled: sampled texts about a fact, by its `Questions.generation`.
@@ -59,7 +59,7 @@ class Responses:
     weights: Mapping[str, float]
 
     def argmax(self, text: Encoded) -> tuple[int, ...]:
-        """Return the likeliest token at each token of the object of `text`, after the true tokens before it."""
+        """Return the argmax at each token of the object of `text`, after the true tokens before it."""
         return self.answers[text].argmax[: len(text.target_ids)]
 
 
@@ -94,7 +94,7 @@ def metric(
     return lambda function: Metric(function.__name__, function, *row)
 
 
-# Of the headline ---------------------------------------------------------------------------
+# Headline scores ---------------------------------------------------------------------------
 
 
 @metric("share", "up", "new beats old", ROME)
@@ -119,7 +119,7 @@ def specificity(q: Questions, now: Responses, before: Responses) -> float | None
 def same_subject(q: Questions, now: Responses, before: Responses) -> float | None:
     """Share of prompts on other facts of the subject that free greedy generation still answers with the true object.
 
-    By any of its names, where the data give it; else with what the model said before the edit.
+    Any name of an object that the data name counts; otherwise the model's own answer before the edit is compared.
     """
     return _mean([says_true(pair, now.generations) for pair in q.same_subject])
 
@@ -129,12 +129,12 @@ SCORE_PARTS = ("efficacy", "paraphrase", "specificity")
 
 @metric("share", "up", "harmonic mean", ROME)
 def score(q: Questions, now: Responses, before: Responses) -> float | None:
-    """Harmonic mean of efficacy, paraphrase and specificity; of several facts, that of their means, as published."""
+    """Harmonic mean of efficacy, paraphrase and specificity; for several facts, of the three means, as published."""
     return harmonic(efficacy(q, now, before), paraphrase(q, now, before), specificity(q, now, before))
 
 
 def harmonic(*rates: float | None) -> float | None:
-    """Harmonic mean of the three success rates; a share (ROME, "Score"). Up. None where one is missing."""
+    """Return the harmonic mean of the three success rates, a share (ROME, "Score"), up; None where one is missing."""
     measured = [rate for rate in rates if rate is not None]
     return harmonic_mean(measured) if len(measured) == len(rates) else None
 
@@ -148,7 +148,7 @@ def generation(q: Questions, now: Responses, before: Responses) -> float:
 drift = Metric("drift", None, "nats", "zero", "nats per token", COUNTERFACT_PLUS)
 
 
-# Magnitudes, and what is measured on generic text ----------------------------------------------
+# Magnitudes, and scores on generic text ---------------------------------------------------------
 
 
 def _magnitude(
@@ -157,7 +157,7 @@ def _magnitude(
     """Make the metric of the mean p(new) − p(true) over `pairs` of a fact; with `new` False, p(true) − p(new)."""
 
     def function(q: Questions, now: Responses, before: Responses) -> float | None:
-        return _mean([formulas.magnitude(*both) for both in _log_probs(pairs(q), now, new)])
+        return _mean([formulas.magnitude(*sides) for sides in _log_probs(pairs(q), now, new)])
 
     return Metric(name, function, "probability", direction, source=source, full=full)
 
@@ -180,10 +180,10 @@ def degenerate(q: Questions, now: Responses, before: Responses) -> float | None:
 
 @metric("share", "zero", "special tokens, new ones", FFEDIT, generates=["own", "paraphrases"])
 def special_tokens(q: Questions, now: Responses, before: Responses) -> float | None:
-    """Mean over the same texts of the rise of the share of special tokens; 0 where it fell, as it is before the edit.
+    """Mean rise, over the same texts, of the share of special tokens since before the edit; a fall counts as 0.
 
-    Of ordinary text it is 0, so that it tells at once what `degenerate`, which small models have before an edit, tells
-    of many texts only.
+    Ordinary text has no special tokens, so one text shows damage that `degenerate`, which is not 0 in small models
+    before an edit either, shows over many texts only.
     """
     shares = [(now.generations.special(text), before.generations.special(text)) for text in _texts(q)]
     return _mean([max(0.0, share - usual) for share, usual in shares])
@@ -191,7 +191,7 @@ def special_tokens(q: Questions, now: Responses, before: Responses) -> float | N
 
 @metric("bits", "keep", "bits, of greedy text", f"{ROME}, for sampled text", generates=["own", "paraphrases"])
 def greedy_entropy(q: Questions, now: Responses, before: Responses) -> float | None:
-    """Entropy of bigrams and trigrams of words in the same texts. It grows with a text's length."""
+    """Entropy of word bigrams and trigrams in the same greedy texts. It grows with a text's length."""
     return _mean(map(now.generations.entropy, _texts(q)))
 
 
@@ -202,8 +202,8 @@ def greedy_entropy(q: Questions, now: Responses, before: Responses) -> float | N
 def teacher_forced(q: Questions, now: Responses, before: Responses) -> float:
     """Share of edited prompts where every token of the new object is the argmax after the true tokens before it.
 
-    Without credit for parts. The very tokens of the object are then what greedy generation says as well, so that this
-    differs from `generation` only where the model goes on with the same word, or spells the object in other tokens.
+    A part of the object earns nothing. Greedy generation then says the same tokens, so this differs from `generation`
+    only where the model extends the object's last word, or spells the object with other tokens.
     """
     return float(now.argmax(q.own.new) == q.own.new.target_ids)
 
@@ -216,13 +216,13 @@ def token_accuracy(q: Questions, now: Responses, before: Responses) -> float:
 
 @metric("difference of shares", "zero", "teacher_forced − generation", WILD, generates=["own"])
 def teacher_forced_gap(q: Questions, now: Responses, before: Responses) -> float | None:
-    """Difference teacher_forced − generation: the model says more than the object, or spells it otherwise."""
+    """Difference teacher_forced − generation; not 0 where the model extends the object's last word or respells it."""
     return _difference(teacher_forced, generation, q, now, before)
 
 
 @metric("difference of shares", "zero", "token_accuracy − generation, as in 2502.11177", WILD, generates=["own"])
 def token_accuracy_gap(q: Questions, now: Responses, before: Responses) -> float | None:
-    """Difference token_accuracy − generation, as published, which also holds the credit for parts of an object."""
+    """Difference token_accuracy − generation, as published; it also contains the credit for parts of an object."""
     return _difference(token_accuracy, generation, q, now, before)
 
 
@@ -234,7 +234,7 @@ def paraphrase_token_accuracy(q: Questions, now: Responses, before: Responses) -
 
 @metric("share", "up", "said in other wordings", WILD, generates=["paraphrases"])
 def paraphrase_generation(q: Questions, now: Responses, before: Responses) -> float | None:
-    """Share of other wordings after which free greedy generation says the whole new object, or a name of it."""
+    """Share of other wordings after which free greedy generation says the whole new object, or another name of it."""
     return _mean([says_new(pair, now.generations) for pair in q.paraphrases])
 
 
@@ -242,7 +242,7 @@ def paraphrase_generation(q: Questions, now: Responses, before: Responses) -> fl
 def neighbor_generation(q: Questions, now: Responses, before: Responses) -> float | None:
     """Share of neighbors after which free greedy generation says their own object: stricter than `specificity`.
 
-    By any of its names, where the data give it; else what the model said before the edit.
+    Any name of an object that the data name counts; otherwise the model's own answer before the edit is compared.
     """
     return _mean([says_true(pair, now.generations) for pair in q.neighbors])
 
@@ -252,10 +252,10 @@ def neighbor_generation(q: Questions, now: Responses, before: Responses) -> floa
 
 @metric("share", "up", "says what follows", f"{MQUAKE}; {KNOWEDIT}", generates=["portability"])
 def portability(q: Questions, now: Responses, before: Responses) -> float | None:
-    """Share of prompts on what follows from the edit after which free greedy generation says it.
+    """Share of prompts on what follows from the edit that free greedy generation answers correctly.
 
-    By any of the names or answers that the data accept. A multi-hop question counts once, as answered if any of its
-    wordings is; MQuAKE prompts with examples, here there are nprompt.
+    Any name or answer that the data accept counts. A multi-hop question counts once, as answered if any of its wordings
+    is. MQuAKE puts examples before its questions; here there are none.
     """
     return _mean([value for _, value in _portable(q, now)])
 
@@ -280,14 +280,14 @@ def locality_token_accuracy(q: Questions, now: Responses, before: Responses) -> 
 
 @metric("share", "keep", "their tokens, after true ones", KNOWEDIT)
 def locality_argmax(q: Questions, now: Responses, before: Responses) -> float | None:
-    """Share of their answers' tokens with the argmax of before the edit, and not of the data set's own answers."""
+    """Share of their answers' tokens at which the argmax is as before the edit, even if it is another token."""
     texts = [prompt.text for prompt in q.locality]
     return _mean([formulas.token_accuracy(now.argmax(text), before.argmax(text)) for text in texts])
 
 
 @metric("share", "keep", "neighbors, behind the edit", COUNTERFACT_PLUS, full=True)
 def neighbor_with_edit(q: Questions, now: Responses, before: Responses) -> float | None:
-    """Share of neighbors with nll(true) < nll(new) where the edit's sentence stands before them."""
+    """Share of neighbors with nll(true) < nll(new) after the edit's sentence."""
     return _success(q.with_edit, now, new=False)
 
 
@@ -298,7 +298,7 @@ neighbor_with_edit_magnitude = _magnitude(
 
 @metric("nats", "zero", "nats, on neighbors", COUNTERFACT_PLUS)
 def divergence(q: Questions, now: Responses, before: Responses) -> float | None:
-    """Mean KL(before ‖ after) of the next token after neighbors, those whose distributions are kept."""
+    """Mean KL(before ‖ after) of the next token after those neighbors whose distributions are kept."""
     return _mean(moved(q, now))
 
 
@@ -310,14 +310,14 @@ def entropy(q: Questions, now: Responses, before: Responses) -> float | None:
 
 @metric("cosine", "up", "sampled text like references", ROME, full=True)
 def consistency(q: Questions, now: Responses, before: Responses) -> float | None:
-    """TF-IDF cosine of that text with the fact's references; frequencies are over the references of all facts."""
+    """TF-IDF cosine of sampled text with the fact's references; document frequencies are over all facts' references."""
     texts, references = now.sampled[q.generation], q.fact.references
     return formulas.reference_consistency(" ".join(texts), references, now.weights) if texts and references else None
 
 
 @metric("share", "", "says old object", FFEDIT, generates=["own"])
 def knew(q: Questions, now: Responses, before: Responses) -> float | None:
-    """Share of facts whose old object, where one is named, free greedy generation says."""
+    """Share of facts that name an old object for which free greedy generation says it."""
     return float(now.generations.says(q.own.true, q.own.new)) if q.own.named else None
 
 
@@ -325,20 +325,20 @@ def knew(q: Questions, now: Responses, before: Responses) -> float | None:
 def keep(q: Questions, now: Responses, before: Responses) -> float | None:
     """Share of the fact's `keep` prompts, on which it was optimised, that free greedy generation answers as it should.
 
-    With the given answer, by any of its names; else with what the model said before the edit.
+    Any name of an answer that the fact names counts; otherwise the model's own answer before the edit is compared.
     """
     return _mean([says_answer(prompt, now.generations) for prompt in q.keep])
 
 
 @metric("share", "up", "said in `also`", FFEDIT, generates=["also"])
 def also(q: Questions, now: Responses, before: Responses) -> float | None:
-    """Share of the wordings in `also`, on which the edit was optimised, after which it says the whole new object."""
+    """Share of `also`, wordings on which the edit was optimised, after which generation says the whole new object."""
     return _mean([says_new(pair, now.generations) for pair in q.also])
 
 
 @metric("share", "up", "said in other languages", FFEDIT, generates=["cross_lingual"])
 def cross_lingual(q: Questions, now: Responses, before: Responses) -> float | None:
-    """Share of the fact's prompts in other languages after which it says the new object, by any of its names there."""
+    """Share of the fact's prompts in other languages after which the model says any name of the new object there."""
     return _mean([says_answer(prompt, now.generations) for prompt in q.cross_lingual])
 
 
@@ -368,7 +368,7 @@ def measure(q: Questions, now: Responses, before: Responses) -> dict[str, float 
         try:
             value = metric(q, now, before)
             values[metric.name] = None if value is None else float(value)
-        except Exception as error:  # whatever another package does wrong is said, in one line
+        except Exception as error:  # another package may raise anything; it is reported in one line
             if metric.package == "ffedit":
                 raise
             raise EditError(
@@ -380,20 +380,20 @@ def measure(q: Questions, now: Responses, before: Responses) -> dict[str, float 
 def by_kind(q: Questions, now: Responses, before: Responses) -> dict[str, float]:
     """Return portability and locality of one fact by the data set's kinds of probes, "portability/Reasoning".
 
-    Locality is here of unrelated questions, same-subject prompts and neighbors: the share of a kind that free greedy
+    Here locality covers unrelated questions, same-subject prompts and neighbors: the share of a kind that free greedy
     generation answers as before the edit.
     """
     accuracies = [formulas.token_accuracy(now.argmax(prompt.text), prompt.text.target_ids) for prompt in q.portability]
     values: dict[str, list[float]] = defaultdict(list)
-    for name, those in (
+    for name, pairs in (
         ("portability", _portable(q, now)),
         ("portability_token_accuracy", zip([prompt.kind for prompt in q.portability], accuracies, strict=True)),
         ("locality", [(prompt.kind, _stays(prompt, now, before)) for prompt in q.stay]),
     ):
-        for kind, value in those:
+        for kind, value in pairs:
             if kind is not None:
                 values[f"{name}/{kind}"].append(value)
-    return {name: fmean(those) for name, those in values.items()}
+    return {name: fmean(scores) for name, scores in values.items()}
 
 
 def moved(q: Questions, now: Responses) -> list[float]:
@@ -454,11 +454,11 @@ def _stays(prompt: Prompt, now: Responses, before: Responses) -> bool:
 
 def _portable(q: Questions, now: Responses) -> list[tuple[str | None, float]]:
     """Return the kind of each question and whether it is answered; a multi-hop question, if any wording is."""
-    said = [(prompt, says_answer(prompt, now.generations)) for prompt in q.portability]
-    alone = [(prompt.kind, float(yes)) for prompt, yes in said if prompt.kind != MULTI_HOP]
-    hops: dict[tuple[object, ...], bool] = {}
-    for prompt, yes in said:
+    answers = [(prompt, says_answer(prompt, now.generations)) for prompt in q.portability]
+    single = [(prompt.kind, float(right)) for prompt, right in answers if prompt.kind != MULTI_HOP]
+    multi_hop: dict[tuple[object, ...], bool] = {}
+    for prompt, right in answers:
         if prompt.kind == MULTI_HOP:
             question = prompt.answer, prompt.needs
-            hops[question] = hops.get(question, False) or yes
-    return [*alone, *((MULTI_HOP, float(yes)) for yes in hops.values())]
+            multi_hop[question] = multi_hop.get(question, False) or right
+    return [*single, *((MULTI_HOP, float(right)) for right in multi_hop.values())]

@@ -25,10 +25,10 @@ from ffedit.model.tokenization import Encoded, decode, joined
 class Pair:
     """One prompt with each of two objects."""
 
-    prompt: str  # as it is worded
+    prompt: str  # the wording
     new: Encoded  # the prompt with the new object
     true: Encoded  # the prompt with the old object, or with the true object of another subject or relation
-    named: bool = True  # whether the true object was given; otherwise it is the model's own answer
+    named: bool = True  # whether the data name the true object; otherwise it is the model's own answer
     kind: str | None = None  # the data set's name for what the prompt tests, or None
     new_aliases: tuple[Encoded, ...] = ()  # the prompt with each alias of the new object
     true_aliases: tuple[Encoded, ...] = ()  # the prompt with each alias of the true object
@@ -38,12 +38,12 @@ class Pair:
 class Prompt:
     """A prompt with one answer."""
 
-    prompt: str  # as it is worded
+    prompt: str  # the wording
     text: Encoded  # the prompt with its answer
     kind: str | None  # the data set's name for what the prompt tests, or None
-    named: bool = True  # whether the answer was given; otherwise it is the model's own
+    named: bool = True  # whether the data name the answer; otherwise it is the model's own
     aliases: tuple[Encoded, ...] = ()  # the prompt with each alias of the answer
-    answer: str | None = None  # the answer as text, where it was given
+    answer: str | None = None  # the answer as text, if the data name it
     needs: tuple[str, ...] = ()  # prompts of the other facts that the answer follows from
 
 
@@ -68,13 +68,13 @@ class Questions:
         fact: the fact.
         own: the edited prompt, with the new and with the old object.
         paraphrases: other wordings.
-        neighbors: prompts about other subjects; their true object is to stay.
+        neighbors: prompts about other subjects, whose answers should stay.
         same_subject: prompts about other facts of the subject.
-        with_edit: neighbors behind the edit's sentence.
+        with_edit: neighbors after the edit's sentence.
         portability: prompts whose answer follows from the edit.
         locality: unrelated questions.
-        keep: prompts that the edit was told to keep.
-        also: further wordings that the edit was made on.
+        keep: prompts whose answers the edit should preserve.
+        also: further wordings that the edit was optimised on.
         cross_lingual: the fact asked in other languages.
         generation: prompts for free text about the subject, without answers.
         left_out: how many prompts were left out, by score and reason.
@@ -96,7 +96,7 @@ class Questions:
 
     @property
     def stay(self) -> tuple[Prompt, ...]:
-        """Prompts to be answered as before the edit: unrelated questions, and other facts' prompts with a kind."""
+        """Prompts to answer as before the edit: unrelated questions, and other facts' prompts with a kind."""
         others = [pair for pair in (*self.same_subject, *self.neighbors) if pair.kind is not None]
         return (*self.locality, *(Prompt(pair.prompt, pair.true, pair.kind, pair.named) for pair in others))
 
@@ -119,21 +119,21 @@ def questions(editable: Editable, facts: Sequence[Fact], batch: Sequence[Fact], 
 
     A neighbor, a same-subject prompt or an unrelated question whose own fact is edited in the batch is expected to
     change, and is left out. So is a prompt without an object to compare with the new one, where none is named and the
-    model, unedited, generates none, and one whose answer needs edits that are not in the batch. All are counted.
+    unedited model generates none, and a prompt whose answer needs edits outside the batch. All are counted.
 
-    With `full`, the neighbors behind the edit's sentence are included, where they fit the model's context, and prompts
-    to generate from.
+    With `full`, prompts to generate from are included, and the neighbors after the edit's sentence where they fit the
+    model's context.
 
     Raises:
         FactError: a prompt or object does not fit the tokenizer or the model.
     """
     edited = Edited(batch)
-    own = _own_answers(editable, facts, edited)
-    return [_questions(editable, fact, edited, own, full) for fact in facts]
+    answers = _own_answers(editable, facts, edited)
+    return [_questions(editable, fact, edited, answers, full) for fact in facts]
 
 
 def _own_answers(editable: Editable, facts: Sequence[Fact], edited: Edited) -> dict[str, Encoded]:
-    """Return the unedited model's own answers to prompts without one, by prompt; none where it generates no word."""
+    """Return the unedited model's answers to prompts without one, by prompt; none where it generates no word."""
     limit, prompts = editable.max_tokens, {}
     for fact in facts:
         if fact.previous is None:
@@ -141,11 +141,11 @@ def _own_answers(editable: Editable, facts: Sequence[Fact], edited: Edited) -> d
         for probe in (*fact.probes("same_subject"), *fact.probes("locality"), *fact.probes("keep")):
             if probe.target is None and not edited.states(probe.prompt):
                 prompts.setdefault(probe.prompt, editable.encode(probe.prompt, max_tokens=limit))
-    said = zip(prompts, generation.own_answers(editable, list(prompts.values())), strict=True)
-    return {prompt: answer for prompt, answer in said if answer is not None}
+    answers = zip(prompts, generation.own_answers(editable, list(prompts.values())), strict=True)
+    return {prompt: answer for prompt, answer in answers if answer is not None}
 
 
-def _questions(editable: Editable, fact: Fact, edited: Edited, own: dict[str, Encoded], full: bool) -> Questions:
+def _questions(editable: Editable, fact: Fact, edited: Edited, answers: dict[str, Encoded], full: bool) -> Questions:
     limit, new = editable.max_tokens, fact.new_object
     left_out: Counter[str] = Counter()
 
@@ -153,7 +153,7 @@ def _questions(editable: Editable, fact: Fact, edited: Edited, own: dict[str, En
         return editable.encode(prompt, answer, max_tokens=limit)
 
     def answered(probe: Probe) -> Encoded:
-        return own[probe.prompt] if probe.target is None else text(probe.prompt, probe.target)
+        return answers[probe.prompt] if probe.target is None else text(probe.prompt, probe.target)
 
     def aliases(prompt: str, names: Sequence[str]) -> tuple[Encoded, ...]:
         """Encode aliases after `prompt`; one that the tokenizer cannot encode is skipped: the model cannot say it."""
@@ -188,15 +188,15 @@ def _questions(editable: Editable, fact: Fact, edited: Edited, own: dict[str, En
 
     def unchanged(score: str, probes: Sequence[Probe], moves: Callable[[Probe], bool]) -> list[Probe]:
         """Return the probes that the edit should not change and that have an answer; count the others in `left_out`."""
-        still = [probe for probe in probes if not moves(probe)]
-        answerable = [probe for probe in still if probe.target is not None or probe.prompt in own]
-        left_out[f"{score}/edited"] = len(probes) - len(still)
-        left_out[f"{score}/unsaid"] = len(still) - len(answerable)
+        staying = [probe for probe in probes if not moves(probe)]
+        answerable = [probe for probe in staying if probe.target is not None or probe.prompt in answers]
+        left_out[f"{score}/edited"] = len(probes) - len(staying)
+        left_out[f"{score}/unsaid"] = len(staying) - len(answerable)
         return answerable
 
     previous = fact.previous
-    if previous is None and fact.text in own:
-        previous = decode(editable.tokenizer, own[fact.text].target_ids).strip()
+    if previous is None and fact.text in answers:
+        previous = decode(editable.tokenizer, answers[fact.text].target_ids).strip()
     old = previous or new  # equal objects are not compared
     others = [replace(probe, target=probe.target or previous) for probe in fact.probes("neighbors")]
     others = unchanged("specificity", others, lambda probe: edited.asks_neighbor(probe, fact.relation))
@@ -226,7 +226,7 @@ def _questions(editable: Editable, fact: Fact, edited: Edited, own: dict[str, En
         keep=tuple(map(question, keep)),
         cross_lingual=tuple(in_other_languages()),
         also=tuple(stated(wording) for wording, _ in fact.statements[1:]),
-        generation=tuple(text(begun, "") for begun in fact.texts("generation")) if full else (),
+        generation=tuple(text(opening, "") for opening in fact.texts("generation")) if full else (),
         left_out=+left_out,
     )
 
@@ -252,7 +252,7 @@ class Edited:
         self._of_object: defaultdict[str | None, list[Fact]] = defaultdict(list)
         for fact in facts:
             self._texts |= {
-                text.strip() for text in (*(said for said, _ in fact.statements), *fact.texts("paraphrases"))
+                text.strip() for text in (*(prompt for prompt, _ in fact.statements), *fact.texts("paraphrases"))
             }
             self._of_relation[fact.relation].append(fact)
             self._of_object[fact.previous].append(fact)
@@ -268,8 +268,8 @@ class Edited:
         """
         alike = self._of_relation.get(relation, []) if relation is not None else []
         unnamed = [fact for fact in self._with_old(probe) if None in (relation, fact.relation)]
-        named = (any(occurrences(probe.prompt, fact.subject)) for fact in (*alike, *unnamed))
-        return self.states(probe.prompt) or any(named)
+        mentioned = (any(occurrences(probe.prompt, fact.subject)) for fact in (*alike, *unnamed))
+        return self.states(probe.prompt) or any(mentioned)
 
     def asks_same_subject(self, probe: Probe, fact: Fact) -> bool:
         """Return whether a prompt about the subject of `fact` asks for another edited fact of that subject.

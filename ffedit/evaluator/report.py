@@ -25,7 +25,7 @@ from ffedit.notebook import Displayed
 
 @dataclass(frozen=True)
 class Report(Displayed):
-    """The same measurements twice; `after` is None where no edit was given."""
+    """The same measurements twice; `after` is None where only the unedited model was measured."""
 
     before: Scores
     after: Scores | None
@@ -50,7 +50,7 @@ class Report(Displayed):
 
     @cached_property
     def intervals_before(self) -> dict[str, Interval]:
-        """By score, and by kind as in `kinds`, the 95 % interval of its mean over facts, of two subjects or more."""
+        """Return, by score and by kind as in `kinds`, the 95 % interval of the mean over two measured facts or more."""
         return intervals.intervals(columns(self.facts_before), subjects=subjects(self.facts_before))
 
     @cached_property
@@ -60,18 +60,18 @@ class Report(Displayed):
 
     @cached_property
     def changes(self) -> dict[str, Interval]:
-        """By score and by kind, the interval of after − before, paired by fact."""
+        """Return the interval of after − before by score and by kind, paired by fact."""
         if not self.after:
             return {}
-        both = columns(self.facts_before), columns(self.facts_after or ())
-        return intervals.changes(*both, subjects=subjects(self.facts_before))
+        sides = columns(self.facts_before), columns(self.facts_after or ())
+        return intervals.changes(*sides, subjects=subjects(self.facts_before))
 
     @cached_property
     def known(self) -> tuple[Scores, Scores | None]:
         """Scores before and after of the facts whose old object the unedited model said."""
-        known = [bool(fact.scores.knew) for fact in self.facts_before]
-        before = mean_scores(fact.scores for fact in compress(self.facts_before, known))
-        after = None if self.facts_after is None else mean_scores(f.scores for f in compress(self.facts_after, known))
+        knew = [bool(fact.scores.knew) for fact in self.facts_before]
+        before = mean_scores(fact.scores for fact in compress(self.facts_before, knew))
+        after = None if self.facts_after is None else mean_scores(f.scores for f in compress(self.facts_after, knew))
         return before, after
 
     @property
@@ -81,5 +81,5 @@ class Report(Displayed):
 
     @property
     def references(self) -> int:
-        """Return how many reference texts the document frequencies behind consistency were counted over."""
+        """Return the number of reference texts behind the document frequencies that `consistency` uses."""
         return sum(len(fact.fact.references) for fact in self.facts_before)

@@ -1,8 +1,8 @@
-"""Scoring of given answers: the log-probability of each of their tokens, and the model's argmax at each.
+"""Score given answers: the log-probability and the model's argmax at each of their tokens.
 
 A token's prediction depends on its *context*, all tokens before it. Each context is run once (`inference.contexts`),
-whatever needs it: both objects after a prompt share the prompt, which gives the first token of either, and the first
-token of free generation, which goes on from there.
+however many texts need it: a prompt that two objects share predicts the first token of both, and the first token of
+free generation, which continues from there.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from ffedit.progress import Progress, silent
 
 @dataclass(frozen=True)
 class Answer:
-    """Log-probabilities of one answer's tokens, each given those before it, nats; and the argmax at each of them.
+    """Log-probability, nats, and argmax at each token of one answer, given the tokens before it.
 
-    The argmax after the last token follows where that was requested.
+    `argmax` also has the argmax after the last token where that was requested.
     """
 
     log_probs: tuple[float, ...]
@@ -51,8 +51,8 @@ def ask(
         texts: prompts with answers.
         budget: padded tokens in a batch; a batch has one row at least.
         closed: those of `texts` for which the argmax after the last token is returned, too.
-        follower: called with each pass, which has read the log-probabilities of the token after each of its contexts,
-            [contexts, vocabulary], nats, and with the argmax after every context so far.
+        follower: called after each pass with its result, which has read the log-probabilities of the token after each
+            of its contexts, [contexts, vocabulary], nats, and with the argmax after every context so far.
         progress: progress callback.
 
     Raises:
@@ -70,8 +70,8 @@ def ask(
         return log_softmax(logits_at(editable, ids, inputs, at))
 
     keep = follower is not None and editable.ragged
-    for done in passes(editable, tokens, budget, read, ModelError(NO_MEMORY), keep):
-        contexts, distribution = done.contexts, done.read
+    for result in passes(editable, tokens, budget, read, ModelError(NO_MEMORY), keep):
+        contexts, distribution = result.contexts, result.read
         top, best = distribution.max(-1)
         _check(editable, contexts, top)
         argmax.update(zip(contexts, best.tolist(), strict=True))
@@ -80,7 +80,7 @@ def ask(
         values = distribution[entries.to(distribution.device).unbind(1)].tolist()
         log_prob.update({(context, token): value for (_, context, token), value in zip(pairs, values, strict=True)})
         if follower is not None:
-            follower(done, argmax)
+            follower(result, argmax)
         progress("measuring", len(argmax), len(tokens))
     return {
         text: Answer(
@@ -92,7 +92,7 @@ def ask(
 
 
 def _check(editable: Editable, contexts: Sequence[Context], top: Tensor) -> None:
-    """Check that log-probabilities are finite: a comparison with NaN is false, which would pass for a score."""
+    """Raise ModelError where log-probabilities are not finite: comparisons with NaN are false, as if prompts failed."""
     if len(bad := (~top.isfinite()).nonzero()):
         text = decode(editable.tokenizer, contexts[int(bad[0])])
         edits = len(editable.history.known)

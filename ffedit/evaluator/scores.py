@@ -1,4 +1,4 @@
-"""Scores of a fact and of several: a number for each of `METRICS`, with means, intervals and what was left out."""
+"""Scores of one fact and of several: a number for each of `METRICS`, their means, and counts of prompts left out."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ffedit.evaluator.metrics import METRICS, SCORE_PARTS, harmonic
 from ffedit.facts.fact import Fact
 from ffedit.facts.text import counted
 
-# Scores of ffedit that lead.
+# Headline scores of ffedit, in order.
 NAMES = (
     *("efficacy", "paraphrase", "specificity", "same_subject", "portability", "score", "generation"),
     *("keep", "also", "cross_lingual", "degenerate", "greedy_entropy", "drift"),
@@ -30,7 +30,7 @@ MEASURED_ON = {
     "neighbor_with_edit": "neighbor",
     "divergence": "neighbor",
 }
-# Reasons for leaving prompts of a fact out of a score, by the suffix of its name in `FactScores.left_out`.
+# Reasons to leave prompts of a fact out of a score, by the suffix of the score's name in `FactScores.left_out`.
 REASONS = {
     "/edited": "the fact that they ask for is edited as well",
     "/unsaid": "no object is named, and the model says none before the edit",
@@ -45,7 +45,7 @@ OF_SCORE = {
 
 
 def headline_scores() -> tuple[str, ...]:
-    """Return the names of the scores that lead: those of ffedit, and all that other packages add."""
+    """Return the names of the headline scores: those of ffedit, and all that other packages add."""
     return (*NAMES, *(name for name, metric in METRICS.items() if metric.package != "ffedit"))
 
 
@@ -76,45 +76,45 @@ class Scores(SimpleNamespace):
 
     @classmethod
     def from_dict(cls, numbers: Mapping[str, float | None]) -> Scores:
-        """Read what `to_dict` gave; a metric that is not installed here is left out."""
+        """Read what `to_dict` returned; a metric that is not installed here is left out."""
         return cls(**{name: value for name, value in numbers.items() if name in METRICS})
 
 
 @dataclass(frozen=True)
 class Continuation:
-    """A prompt of a fact beside its own, and how the model continues it."""
+    """A prompt of a fact other than the edited one, and how the model continues it."""
 
     score: str  # name of the score that is measured on the prompt
     prompt: str
     answer: str  # the answer that the score favours
     says: str  # the first words of the greedy continuation, as many as it takes to compare them with the answer
-    right: bool | None = None  # whether it says the answer; None in records that do not tell
+    right: bool | None = None  # whether it says the answer; None in records without this
 
 
 @dataclass(frozen=True)
 class FactScores:
     """One fact's scores."""
 
-    fact: Fact  # what was asked for
+    fact: Fact  # the fact that was scored
     scores: Scores  # of this fact alone
-    says: str  # what the model said to its prompt by itself
-    # Portability and locality by the data set's kinds of probes, as by `metrics.by_kind`.
+    says: str  # the model's greedy continuation of its prompt
+    # Portability and locality by the data set's kinds of probes, as `metrics.by_kind` returns them.
     kinds: Mapping[str, float] = field(default_factory=dict)
-    # By score, or by score and reason ("specificity/edited"), how many of the fact's prompts it was not measured on;
-    # the reasons are in `REASONS`.
+    # Number of the fact's prompts that were left out, by score, or by score and reason ("specificity/edited"; the
+    # reasons are in `REASONS`).
     left_out: Mapping[str, int] = field(default_factory=dict)
     asked: tuple[Continuation, ...] = ()  # the other prompts that were asked
 
     def to_dict(self) -> dict[str, Any]:
-        """Ready for JSON."""
+        """Return plain JSON."""
         asked = [asdict(continuation) for continuation in self.asked]
-        more = {"kinds": dict(self.kinds), "left_out": dict(self.left_out), "asked": asked}
-        measured = {name: value for name, value in more.items() if value}
-        return {"fact": self.fact.to_dict(), "scores": self.scores.to_dict(), "says": self.says, **measured}
+        optional = {"kinds": dict(self.kinds), "left_out": dict(self.left_out), "asked": asked}
+        filled = {name: value for name, value in optional.items() if value}
+        return {"fact": self.fact.to_dict(), "scores": self.scores.to_dict(), "says": self.says, **filled}
 
     @classmethod
     def from_dict(cls, record: Mapping[str, Any]) -> FactScores:
-        """Read what `to_dict` gave; kinds of a metric that is not installed here are left out."""
+        """Read what `to_dict` returned; kinds of a metric that is not installed here are left out."""
         fact, scores = Fact.from_dict(record["fact"]), Scores.from_dict(record["scores"])
         asked = tuple(Continuation(**fields) for fields in record.get("asked", ()))
         kinds = {name: value for name, value in record.get("kinds", {}).items() if name.partition("/")[0] in METRICS}
@@ -139,20 +139,20 @@ class LeftOut:
 
 
 def left_out(facts: Collection[FactScores]) -> tuple[LeftOut, ...]:
-    """Return all that was left out of the scores of `facts`, each there once, by score and reason."""
+    """Count the items left out of the scores of distinct `facts`, by score and reason."""
     items = []
     for score, item in MEASURED_ON.items():
         for suffix, reason in {**REASONS, "": OF_SCORE.get(score, "")}.items():
             counts = [fact.left_out[score + suffix] for fact in facts if score + suffix in fact.left_out]
             if counts:
-                first, place, rest = item.partition(" in ")
-                what = f"{first}{'s' * (sum(counts) > 1)}{place}{rest} of {counted(len(counts), 'fact')}"
+                noun, preposition, rest = item.partition(" in ")
+                what = f"{noun}{'s' * (sum(counts) > 1)}{preposition}{rest} of {counted(len(counts), 'fact')}"
                 items.append(LeftOut(score, sum(counts), what, reason))
     return tuple(items)
 
 
 def columns(facts: Sequence[FactScores]) -> dict[str, Sequence[float | None]]:
-    """Return, by score and by kind, its value of each fact."""
+    """Return the value of each fact, by score and by kind."""
     scores = {name: [getattr(fact.scores, name) for fact in facts] for name in METRICS}
     kinds = dict.fromkeys(name for fact in facts for name in fact.kinds)
     return {**scores, **{name: [fact.kinds.get(name) for fact in facts] for name in kinds}}
@@ -164,7 +164,7 @@ def subjects(facts: Sequence[FactScores]) -> list[str]:
 
 
 def mean_kinds(facts: Sequence[FactScores]) -> dict[str, float]:
-    """Return means by kind over the facts that have it."""
+    """Return the mean of each kind over the facts that have it."""
     names = dict.fromkeys(name for fact in facts for name in fact.kinds)
     return {name: fmean(fact.kinds[name] for fact in facts if name in fact.kinds) for name in names}
 
@@ -172,7 +172,7 @@ def mean_kinds(facts: Sequence[FactScores]) -> dict[str, float]:
 def mean_scores(scores: Iterable[Scores], **of_model: float | None) -> Scores:
     """Return means over facts of what was measured; `score` is the harmonic mean of the means, as published.
 
-    Scores of the whole model (`of_model`) stand in place of means.
+    Scores of the whole model (`of_model`) replace means.
     """
     facts = list(scores)
     means: dict[str, float | None] = {}

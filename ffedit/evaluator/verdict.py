@@ -1,8 +1,8 @@
-"""Decide what became of an edit, from what was measured before and after it: did it take, and what else changed?
+"""Decide whether an edit took, and what else changed, from the scores before and after it.
 
 A fact took if the new object is more likely than the old one and is what the model generates. A batch did not take if
 fewer than half of its facts took; it took in part if not all did. The terminal, JSON, model cards and exit codes all
-read the one `Verdict` of a `Report`. That other scores held is stated only of those that were measured.
+read the same `Verdict` of a `Report`. It says that other scores held only if they were measured.
 
 A fall of any metric that should stay as before the edit, of ffedit or of another package, counts as damage.
 """
@@ -31,18 +31,18 @@ Outcome: TypeAlias = Literal[
 ]
 # Damage is a score that falls by more than FELL though it should stay, or drift above DRIFTED (nats per token).
 FELL, DRIFTED = 0.05, 0.1
-# Units whose scale ends at 1, so that FELL is the same step on it.
+# Units whose scale ends at 1, so that FELL is the same step on each.
 UNITS = ("share", "probability", "cosine")
-# What every fact should be asked, so that it is said where it was not.
+# Scores that every fact should have prompts for; a verdict names those that were not measured.
 EXPECTED = ("specificity", "same_subject")
 ROUNDING = 1e-9
-# Text breaks where `degenerate` rises by more than BREAKS, and by more than three standard deviations of what edits
-# that break nothing do. In one text these move it by TEXT_NOISE (standard deviation; 0 on average), since small models
-# repeat themselves now and then, before an edit as after it. Of five texts, three are .40: no single loop is as much.
+# Text breaks where `degenerate` rises by more than BREAKS and by more than three standard deviations of its change by
+# harmless edits. TEXT_NOISE is the deviation for one text (the mean is 0), since small models repeat themselves now and
+# then, before an edit as after it. For five texts, three deviations are .40: more than a loop in one text makes.
 BREAKS, TEXT_NOISE = 0.1, 0.3
-# Or where `special_tokens` is more than one text of those makes it, or half of a single text.
+# Or where `special_tokens` rises by more than one text full of them makes, or by more than this.
 HALF_A_TEXT = 0.5
-# The scores that tell it, and how, from before (`old`) and after the edit (`new`).
+# The scores that show broken text, with words for their values before (`old`) and after the edit (`new`).
 BREAKING = {
     "special_tokens": "special tokens took the place of {new:.0%} of the text it then says",
     "degenerate": "{new:.0%} of the tokens it then says are special or repeated, {old:.0%} before the edit",
@@ -59,19 +59,19 @@ ENOUGH = 10
 class Verdict:
     """What became of an edit."""
 
-    # "took"; "took narrowly", in few other wordings; "took, but text breaks", what is said behind the new object is
+    # "took"; "took narrowly", in few other wordings; "took, but text breaks", the text behind the new object has
     # special or repeated tokens; "took with damage", something else changed; "took in part", not for all facts; "did
     # not take", for fewer than half of them; "nothing to change", the model said all new objects before; "no edit",
     # only the unedited model was measured.
     outcome: Outcome
     facts: int  # number of facts measured
     took: int  # number of them that took
-    damage: Mapping[str, str]  # by score that changed beyond its threshold, how, in words
+    damage: Mapping[str, str]  # by score that changed beyond its threshold, the change in words
     text: str  # the outcome and its reason, one sentence
     caveats: tuple[str, ...] = ()  # what the state before the edit says about the outcome, a sentence each
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain JSON; of the damage, the names of the scores."""
+        """Return plain JSON, with `damage` as the names of the scores."""
         return {**asdict(self), "damage": list(self.damage), "caveats": list(self.caveats)}
 
 
@@ -93,28 +93,28 @@ def judge(
     """
     count = len(before)
     if means_after is None or after is None:
-        known = sum(map(took, before))
-        text = f"Measured without an edit: the model already gives {known} of {count} new objects."
-        return Verdict("no edit", count, known, {}, text)
+        already = sum(map(took, before))
+        text = f"Measured without an edit: the model already gives {already} of {count} new objects."
+        return Verdict("no edit", count, already, {}, text)
     ends = _ends(after, intervals)
     failed, caveats = [score for score in after if not took(score)], _caveats(before)
     harms, paraphrase = damage(means_before, means_after, texts(after), ends), means_after.paraphrase
     broken = " and ".join(harms.values())
     outcome: Outcome
     if failed:
-        also = f" Besides, {broken}." if harms else ""
+        besides = f" Besides, {broken}." if harms else ""
         if len(failed) > (1 - MOSTLY) * count:
-            outcome, text = "did not take", f"THE EDIT DID NOT TAKE: {_failure(failed, count)}.{also}"
+            outcome, text = "did not take", f"THE EDIT DID NOT TAKE: {_failure(failed, count)}.{besides}"
         else:
-            taken = f"The edit took in part, for {count - len(failed)} of {count} facts"
-            outcome, text = "took in part", f"{taken}: {_failure(failed, count)}.{also}"
+            partly = f"The edit took in part, for {count - len(failed)} of {count} facts"
+            outcome, text = "took in part", f"{partly}: {_failure(failed, count)}.{besides}"
     elif harms.keys() & BREAKING.keys():
         outcome, text = "took, but text breaks", f"Done, but text breaks: {_success(before, after)}, but {broken}."
     elif harms:
         outcome, text = "took with damage", f"Done, but something else broke: {_success(before, after)}, but {broken}."
     elif all(map(took, before)) and (paraphrase or 0) <= (means_before.paraphrase or 0):
-        said = quoted(after[0].fact.new_object) if count == 1 else f"all {count} new objects"
-        outcome, text = "nothing to change", f"Nothing to change: the model said {said} before the edit, too."
+        objects = quoted(after[0].fact.new_object) if count == 1 else f"all {count} new objects"
+        outcome, text = "nothing to change", f"Nothing to change: the model said {objects} before the edit, too."
         caveats = []
     elif paraphrase is not None and paraphrase < FEW_WORDINGS:
         short = f"in few other wordings (paraphrase {paraphrase:.2f}{ends.get('paraphrase', '')})"
@@ -135,9 +135,9 @@ def knew_previous(score: FactScores) -> bool:
 
 
 def kept() -> list[str]:
-    """Return the names of the scores, of all packages, in which a fall is damage.
+    """Return the names of the scores, of all packages, whose fall is damage.
 
-    Those that should stay as before the edit and whose scale ends at 1. A magnitude is judged by its rate.
+    They should stay as before the edit, on a scale that ends at 1. Of a magnitude and its rate, only the rate counts.
     """
     names = [name for name, metric in METRICS.items() if metric.direction == "keep" and metric.unit in UNITS]
     return [name for name in names if name == (rate := name.removesuffix("_magnitude")) or rate not in METRICS]
@@ -149,12 +149,12 @@ def fell(before: float, after: float) -> bool:
 
 
 def texts(facts: Sequence[FactScores]) -> int:
-    """Return after how many prompts text was generated: each fact's own, and its other wordings."""
+    """Count the prompts after which text was generated: each fact's own, and its other wordings."""
     return sum(1 + len(fact.fact.paraphrases) for fact in facts)
 
 
 def breaks(name: str, before: float, after: float, count: int) -> bool:
-    """Return True if a score of `BREAKING`, a mean over `count` texts, rises beyond what chance makes of so many."""
+    """Return True if a score of `BREAKING`, a mean over `count` texts, rises by more than chance explains."""
     if name == "special_tokens":
         return after - before > min(HALF_A_TEXT, max(FELL, 1 / count))
     return after - before > max(BREAKS, 3 * TEXT_NOISE / math.sqrt(count))
@@ -163,10 +163,10 @@ def breaks(name: str, before: float, after: float, count: int) -> bool:
 def damage(before: Scores, after: Scores, count: int, ends: Mapping[str, str]) -> dict[str, str]:
     """Describe, by score, each that fell, text that breaks, and the drift, where they exceed their thresholds.
 
-    `count` is the number of texts that the scores of `BREAKING` are means of, `ends` the intervals of scores, in words.
+    `count` is the number of texts behind the scores of `BREAKING`; `ends` has the intervals of scores, in words.
     """
-    both = {name: (getattr(before, name), getattr(after, name)) for name in (*kept(), *BREAKING)}
-    measured = {name: (old, new) for name, (old, new) in both.items() if old is not None and new is not None}
+    values = {name: (getattr(before, name), getattr(after, name)) for name in (*kept(), *BREAKING)}
+    measured = {name: (old, new) for name, (old, new) in values.items() if old is not None and new is not None}
     harms = {}
     for name, (old, new) in measured.items():
         if name in BREAKING and breaks(name, old, new, count):
@@ -219,15 +219,15 @@ def _success(before: Sequence[FactScores], after: Sequence[FactScores]) -> str:
 def _rest(before: Scores, after: Scores, ends: Mapping[str, str]) -> str:
     """List the other scores that were measured and held, and those that were not measured."""
     names = kept()
-    held = [
+    shown = [
         f"{name} {getattr(before, name):.2f} → {getattr(after, name):.2f}{ends.get(name, '')}"
         for name in [*names, "degenerate"]
         if getattr(before, name) is not None and getattr(after, name) is not None
     ]
     missing = [name for name in EXPECTED if getattr(after, name) is None]
     if after.drift is not None:
-        held.append(f"drift {number(after.drift)} nats per token")
-    text = f", and the other scores held ({', '.join(held)})" if held else ""
+        shown.append(f"drift {number(after.drift)} nats per token")
+    text = f", and the other scores held ({', '.join(shown)})" if shown else ""
     return text + (f"; not measured, since the fact has no prompts for it: {' and '.join(missing)}" if missing else "")
 
 
@@ -241,14 +241,14 @@ def _caveats(before: Sequence[FactScores]) -> list[str]:
     elif believed:
         notes.append(f"{len(believed)} of {count} new objects were more likely than the old ones even before the edit.")
     if said := sum(score.scores.efficacy is None and took(score) for score in before):
-        which = "the new object" if count == 1 else f"{said} of {count} new objects"
-        notes.append(f"The model said {which} even before the edit.")
+        objects = "the new object" if count == 1 else f"{said} of {count} new objects"
+        notes.append(f"The model said {objects} even before the edit.")
     ignorant = [score for score in before if not knew_previous(score)]
     if ignorant and count == 1:
         (score,) = ignorant
         old = quoted(score.fact.previous or "")
         notes.append(f"It did not know the old object {old}: before the edit it said {quoted(score.says)}.")
     elif ignorant:
-        share = f"{len(ignorant)} of {count} old objects"
-        notes.append(f"{share} were not known: the model said something else before the edit.")
+        objects = f"{len(ignorant)} of {count} old objects"
+        notes.append(f"{objects} were not known: the model said something else before the edit.")
     return notes

@@ -37,8 +37,8 @@ Factors: TypeAlias = tuple[Tensor, Tensor]
 def write_adapter(folder: Path, base: str, edit: Edit, revision: str | None = None, mixture: bool = False) -> None:
     """Write `adapter_config.json` and `adapter_model.safetensors`, of an edit with `provenance["matrices"]`.
 
-    `base` is the name that PEFT loads the base by, with the `revision` of a hub id; `mixture` tells if it has experts,
-    even where the edit changes none. Raises EditError where an update is dense, or matrices fit into no one adapter.
+    `base` is the name that PEFT loads the base by, with the `revision` of a hub id; `mixture` says if it has experts,
+    even where the edit changes none. Raises EditError where an update is dense, or the matrices do not fit one adapter.
     """
     factors: dict[str, dict[int | None, Factors]] = {}
     experts: dict[str, int] = {}
@@ -49,11 +49,11 @@ def write_adapter(folder: Path, base: str, edit: Edit, revision: str | None = No
                 f"the update of layer {address} is dense, and a low-rank adapter cannot contain it; export a "
                 "checkpoint (--format)"
             )
-        about = identity_in(edit, address)
-        parameter, expert = of_expert(about["parameter"])
-        factors.setdefault(parameter, {})[expert] = _as_peft_stores(balanced(update), about)
-        experts[parameter] = 1 if expert is None else about["experts"]
-        transposed.add(expert is None and about["transposed"])
+        matrix = identity_in(edit, address)
+        parameter, expert = of_expert(matrix["parameter"])
+        factors.setdefault(parameter, {})[expert] = _as_peft_stores(balanced(update), matrix)
+        experts[parameter] = 1 if expert is None else matrix["experts"]
+        transposed.add(expert is None and matrix["transposed"])
     if len(transposed) > 1:
         raise EditError(
             "the edit changes matrices of both orientations, and one adapter cannot contain both; export a checkpoint"
@@ -99,13 +99,13 @@ def read_factors(stored: Mapping[str, Stored], about: Mapping[str, Any]) -> Fact
     return _as_peft_stores((b.view(len(b), rank, -1)[:, :, expert], a), about)
 
 
-def _as_peft_stores(factors: Factors, about: Mapping[str, Any]) -> Factors:
-    """Return the factors of Δ as PEFT multiplies them; of factors that PEFT multiplies, those of Δ.
+def _as_peft_stores(factors: Factors, matrix: Mapping[str, Any]) -> Factors:
+    """Convert the factors of Δ to those that PEFT stores, or back.
 
-    They are transposed for experts that are stored transposed by a module that does not declare it (Llama 4).
+    They are swapped and transposed for experts that a module stores transposed without declaring it (Llama 4).
     """
     left, right = factors
-    return (right.T, left.T) if about["transposed"] and about.get("declared") is False else factors
+    return (right.T, left.T) if matrix["transposed"] and matrix.get("declared") is False else factors
 
 
 def _side_by_side(by_expert: Mapping[int | None, Factors], experts: int) -> Factors:

@@ -8,8 +8,8 @@ A shard in which nothing changes becomes a hard link, which takes no space and n
 changes is copied first and then overwritten at that matrix's bytes, a block of rows at a time: memory use does not grow
 with the model.
 
-A model whose weights are not on disk (given as model and tokenizer, or changed after loading), or in a GGUF file, is
-written by `save_pretrained`, rounded to the precision of the checkpoint that it came from.
+A model whose weights are in no checkpoint (passed as model and tokenizer, changed after loading, or from a GGUF file)
+is written by `save_pretrained`, rounded to the precision of the checkpoint that it came from.
 """
 
 from __future__ import annotations
@@ -97,14 +97,14 @@ def export_plan(tensors: Mapping[str, Stored], edit: Edit) -> Plan:
     """
     plan = {}
     for address, update in edit.updates.items():
-        about = identity_in(edit, address)
-        parameter, transposed = about["parameter"], bool(about["transposed"])
+        matrix = identity_in(edit, address)
+        parameter, transposed = matrix["parameter"], bool(matrix["transposed"])
         shape = update.shape[::-1] if transposed else update.shape
-        name = file_name(tensors, parameter, about.get("saved_as", "")) or _by_numbers(tensors, edit, address, shape)
+        name = file_name(tensors, parameter, matrix.get("saved_as", "")) or _by_numbers(tensors, edit, address, shape)
         if name is None or tensors[name].shape != shape:
-            seen = "the base does not have" if name is None else f"is {list(tensors[name].shape)} in the base"
+            mismatch = "the base does not have" if name is None else f"is {list(tensors[name].shape)} in the base"
             raise EditError(
-                f"the edit changes {parameter} {list(shape)}, which {seen}; give the base on which it was computed"
+                f"the edit changes {parameter} {list(shape)}, which {mismatch}; give the base on which it was computed"
             )
         plan[name] = Rewrite(tensors[name], (update,), transposed, parameter, address)
     return plan
@@ -123,21 +123,21 @@ def file_name(names: Iterable[str], parameter: str, saved_as: str = "") -> str |
 
 
 def named_as_in(tensors: Mapping[str, Stored], edit: Edit) -> Edit:
-    """Return an edit that knows its matrices by their names in a base's files, where it was computed on others.
+    """Return an edit that records the names of its matrices in a base's files, where it was computed on others.
 
-    By these, they are found when their numbers are no longer those that the edit was computed on. Raises EditError as
+    The names locate matrices whose numbers are no longer those that the edit was computed on. Raises EditError as
     `export_plan` does.
     """
     matrices = dict(edit.provenance["matrices"])
     for name, change in export_plan(tensors, edit).items():
-        about = identity_in(edit, change.address)
-        if file_name(tensors, about["parameter"], about.get("saved_as", "")) is None:
-            matrices[str(change.address)] = {**about, "saved_as": name}
+        matrix = identity_in(edit, change.address)
+        if file_name(tensors, matrix["parameter"], matrix.get("saved_as", "")) is None:
+            matrices[str(change.address)] = {**matrix, "saved_as": name}
     return edit.noted(matrices=matrices) if matrices != edit.provenance["matrices"] else edit
 
 
 def _by_numbers(tensors: Mapping[str, Stored], edit: Edit, address: Address, shape: tuple[int, ...]) -> str | None:
-    """Find the only tensor with the numbers that an edit was computed on, where files have names of another layout."""
+    """Find the only tensor with the numbers that an edit was computed on, in files that name tensors in another way."""
     floats = {name: stored for name, stored in tensors.items() if stored.shape == shape and stored.kind in FLOATS}
     alike = [name for name, stored in floats.items() if is_like(stored.sample(SAMPLE), stored.dtype, edit, address)]
     return alike[0] if len(alike) == 1 else None
@@ -145,10 +145,10 @@ def _by_numbers(tensors: Mapping[str, Stored], edit: Edit, address: Address, sha
 
 def identity_in(edit: Edit, address: Address) -> Mapping[str, Any]:
     """Return an edit's description (`memory.identity`) of a matrix that it changes."""
-    about: Mapping[str, Any] | None = edit.provenance.get("matrices", {}).get(str(address))
-    if about is None:
+    matrix: Mapping[str, Any] | None = edit.provenance.get("matrices", {}).get(str(address))
+    if matrix is None:
         raise EditError(f"the edit does not say which matrix of layer {address} it changes; make it anew")
-    return about
+    return matrix
 
 
 def is_of_edited_base(edit: Edit, tensors: Mapping[str, Stored], originals: Mapping[str, Stored], base: str) -> bool:
@@ -162,14 +162,14 @@ def is_of_edited_base(edit: Edit, tensors: Mapping[str, Stored], originals: Mapp
     def computed_on(stored: Stored, change: Rewrite) -> bool:
         return is_like(stored.sample(SAMPLE), stored.dtype, edit, change.address)
 
-    others = [name for name, change in plan.items() if not computed_on(tensors[name], change)]
-    for name in others:
+    differing = [name for name, change in plan.items() if not computed_on(tensors[name], change)]
+    for name in differing:
         if name not in originals or not computed_on(originals[name], plan[name]):
             raise EditError(
                 f"{base}: {name} is not the matrix on which the edit was computed (another model, or edited already); "
                 "give its base with --model"
             )
-    return not others
+    return not differing
 
 
 def is_like(sample: Tensor, dtype: torch.dtype, edit: Edit, address: Address) -> bool:
@@ -180,7 +180,7 @@ def is_like(sample: Tensor, dtype: torch.dtype, edit: Edit, address: Address) ->
     if sample.shape != expected.shape or computed == dtype:
         return torch.equal(sample, expected)
     # Each number was rounded to one dtype or the other; the smallest ones to zero.
-    infos = [torch.finfo(each) for each in (dtype, computed)]
+    infos = [torch.finfo(kind) for kind in (dtype, computed)]
     relative, absolute = max(info.eps for info in infos), max(info.smallest_normal * info.eps for info in infos)
     return bool(((sample - expected).abs() <= relative * sample.abs() + absolute).all())
 
@@ -278,7 +278,7 @@ def _save(editable: Editable, folder: Path) -> None:
     # The dtype written may differ from the one computed in.
     config = folder / "config.json"
     content = json.loads(config.read_text(encoding="utf-8")) | {"dtype": str(dtype).removeprefix("torch.")}
-    content.pop("quantization_config", None)  # of the files that it was loaded from
+    content.pop("quantization_config", None)  # it describes the files that the model was loaded from
     config.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
@@ -286,10 +286,10 @@ def _save(editable: Editable, folder: Path) -> None:
 def save_expected(editable: Editable, path: Path) -> None:
     """Save what a fresh process compares with: probe ids, the model's logits on them, and hashes of its weights.
 
-    Weights are hashed under their names in memory, and as they are named and divided in files.
+    Weights are hashed under their names in memory, and again as they are named and divided in files.
     """
     ids = editable.probe_ids(min(32, editable.max_tokens)).to(editable.device)
-    with eval_mode(editable.model):  # as the other process runs it, which knows nothing of an `Editable`
+    with eval_mode(editable.model):  # as in the other process, which has no `Editable`
         logits = editable.model(input_ids=ids, use_cache=False).logits
     dtype, weights = next(iter(editable.memories.values())).saved_dtype, editable.model.state_dict()
     hashes = {name: digest(weight, dtype) for name, weight in weights.items()}
@@ -297,14 +297,14 @@ def save_expected(editable: Editable, path: Path) -> None:
         name: hashes[name] if tensor is weights.get(name) else digest(tensor, dtype)
         for name, tensor in _by_name_in_files(editable.model, weights).items()
     }
-    about = {
+    metadata = {
         "hashes": json.dumps(hashes),
         "in_files": json.dumps(in_files),
         "dtype": str(editable.model.dtype).removeprefix("torch."),
         "saved": str(dtype).removeprefix("torch."),
         "device": str(editable.device),
     }
-    save_file({"ids": ids.cpu(), "logits": logits.cpu().contiguous()}, path, metadata=about)
+    save_file({"ids": ids.cpu(), "logits": logits.cpu().contiguous()}, path, metadata=metadata)
 
 
 def _by_name_in_files(model: PreTrainedModel, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -325,7 +325,7 @@ def digest(weight: Tensor, dtype: torch.dtype) -> str:
 
 
 def is_on_disk(editable: Editable, folder: Path) -> bool:
-    """Check whether a folder holds the model's weights, which may be computed with in another precision.
+    """Check whether a folder holds the model's weights, up to the precision that the model computes in.
 
     A sample of every parameter is compared, in the model's precision. The result is False for a model that was edited
     in place or trained further, and for one whose edits are rounded to another precision than the folder's.
@@ -339,13 +339,13 @@ def is_on_disk(editable: Editable, folder: Path) -> bool:
 
 
 def _is_stored(model: PreTrainedModel, weight: Tensor, tensors: dict[str, Stored], name: str) -> bool:
-    known = file_name(tensors, name)
-    if known is None:
+    stored_as = file_name(tensors, name)
+    if stored_as is None:
         matrices: dict[str, Tensor] = {}
         for path, tensor in saved(model, name, weight).items():  # under the names of `contents`
             experts = tensor.ndim == 3
             matrices |= {f"{path}[{i}]": matrix for i, matrix in enumerate(tensor)} if experts else {path: tensor}
-        return name not in matrices and all(_is_stored(model, matrix, tensors, own) for own, matrix in matrices.items())
-    if tensors[known].shape != tuple(weight.shape) or tensors[known].kind not in FLOATS:
+        return name not in matrices and all(_is_stored(model, part, tensors, path) for path, part in matrices.items())
+    if tensors[stored_as].shape != tuple(weight.shape) or tensors[stored_as].kind not in FLOATS:
         return False
-    return torch.equal(double(tensors[known].sample(SAMPLE).to(weight.dtype)), sample_of(weight, SAMPLE))
+    return torch.equal(double(tensors[stored_as].sample(SAMPLE).to(weight.dtype)), sample_of(weight, SAMPLE))

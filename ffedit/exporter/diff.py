@@ -77,7 +77,7 @@ def diff(base: str | Path, edited: str | Path, *, progress: Progress = silent) -
     Args:
         base: a built-in name of ffedit, a folder, a GGUF file, or a hub id in the local cache.
         edited: the same.
-        progress: callback for the progress.
+        progress: progress callback.
 
     Raises:
         ModelError: one of them does not exist, has no safetensors, or is damaged.
@@ -88,8 +88,8 @@ def diff(base: str | Path, edited: str | Path, *, progress: Progress = silent) -
     changes: list[Change] = []
     reshaped, retyped, same = [], [], 0
     shared = sorted(ours.keys() & theirs.keys())
-    for done, name in enumerate(shared):
-        progress("comparing", done, len(shared))
+    for i, name in enumerate(shared):
+        progress("comparing", i, len(shared))
         a, b = ours[name], theirs[name]
         if a.same_bytes(b):
             same += 1
@@ -102,7 +102,7 @@ def diff(base: str | Path, edited: str | Path, *, progress: Progress = silent) -
         else:  # the bytes differ in the sign of zeros only
             same += 1
     progress("comparing", len(shared), len(shared))
-    missing, added = (tuple(sorted(one.keys() - other.keys())) for one, other in ((ours, theirs), (theirs, ours)))
+    missing, added = (tuple(sorted(side.keys() - other.keys())) for side, other in ((ours, theirs), (theirs, ours)))
     return Diff(str(base), str(edited), tuple(changes), missing, added, tuple(reshaped), tuple(retyped), same)
 
 

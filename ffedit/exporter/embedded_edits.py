@@ -69,7 +69,7 @@ def load_with_edits(name_or_path: Source, **options: Any) -> Editable:
     if folder and (edits := history(folder)):
         by_name = {edit.fingerprint(): edit for edit in edits}
         originals = _load_originals(editable, edits, read_originals(folder))
-        # Not the base of the oldest edit, which may hold an edit undone since, or be in another precision.
+        # `base` stays open: that of the oldest edit may hold an edit undone since, or have another precision.
         editable.history = History(lasting=by_name) if originals is None else History("", by_name, originals)
     return editable
 
@@ -95,11 +95,11 @@ def _load_originals(
 class UndoPlan(NamedTuple):
     """The matrices to rewrite and the edits to keep when an edit is undone."""
 
-    tensors: dict[str, Stored]  # of the checkpoint
-    edit: Edit  # to undo
+    tensors: dict[str, Stored]  # the checkpoint's, by name
+    edit: Edit  # the edit to undo
     left: tuple[Edit, ...]  # the remaining edits, in order
     plan: Plan  # the matrices that change
-    originals: dict[str, Stored]  # those that are still needed
+    originals: dict[str, Stored]  # the originals that are still needed
 
 
 def plan_undo(folder: Path, which: str | None = None) -> UndoPlan:
@@ -109,32 +109,32 @@ def plan_undo(folder: Path, which: str | None = None) -> UndoPlan:
         raise EditError(
             f"{folder}: no edits in it, so there is nothing to undo; a checkpoint of `ffedit export` was expected"
         )
-    number = len(edits) - 1 if which is None else _index_of(which, edits, folder)
-    edit, tensors, originals = edits[number], contents(folder), read_originals(folder)
-    added = [export_plan(tensors, other) for other in edits]
+    index = len(edits) - 1 if which is None else _index_of(which, edits, folder)
+    edit, tensors, originals = edits[index], contents(folder), read_originals(folder)
+    plans = [export_plan(tensors, other) for other in edits]
 
     def updates(name: str, without: int | None = None) -> tuple[Update, ...]:
         """Return the updates of one tensor, in order; those of the edit `without` are left out."""
-        return tuple(change[name].updates[0] for i, change in enumerate(added) if name in change and i != without)
+        return tuple(change[name].updates[0] for i, change in enumerate(plans) if name in change and i != without)
 
     plan = {}
-    for name, change in added[number].items():
+    for name, change in plans[index].items():
         source = originals.get(name)
         if source is None or not replace(change, source=source, updates=updates(name)).gives(tensors[name]):
             why = "its original is missing" if source is None else "it was changed by something else than its edits"
             raise EditError(f"{folder}: {name} cannot be restored exactly ({why}); export from the base again")
-        plan[name] = replace(change, source=source, updates=updates(name, without=number))
-    needed = {name for i, change in enumerate(added) if i != number for name in change}
-    still = {name: originals[name] for name in originals if name in needed}
-    return UndoPlan(tensors, edit, edits[:number] + edits[number + 1 :], plan, still)
+        plan[name] = replace(change, source=source, updates=updates(name, without=index))
+    needed = {name for i, change in enumerate(plans) if i != index for name in change}
+    kept = {name: originals[name] for name in originals if name in needed}
+    return UndoPlan(tensors, edit, edits[:index] + edits[index + 1 :], plan, kept)
 
 
 def _index_of(which: str, edits: Sequence[Edit], folder: Path) -> int:
     """Return the index of an edit that is named by number or fingerprint."""
-    prints = [edit.fingerprint() for edit in edits]
-    if which.isdecimal() and int(which) < len(edits) and len(which) < len(prints[0]):
+    fingerprints = [edit.fingerprint() for edit in edits]
+    if which.isdecimal() and int(which) < len(edits) and len(which) < len(fingerprints[0]):
         return int(which)
-    if which in prints:
-        return prints.index(which)
-    held = ", ".join(f"{i:03} {fingerprint}" for i, fingerprint in enumerate(prints))
-    raise EditError(f"{folder}: edit {which} is not in it (undone already?); it holds {held}")
+    if which in fingerprints:
+        return fingerprints.index(which)
+    names = ", ".join(f"{i:03} {fingerprint}" for i, fingerprint in enumerate(fingerprints))
+    raise EditError(f"{folder}: edit {which} is not in it (undone already?); it holds {names}")

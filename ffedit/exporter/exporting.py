@@ -1,4 +1,4 @@
-"""Export of an edit, and undoing one in a checkpoint; a fresh process verifies both before they count as done."""
+"""Export an edit, and undo one in a checkpoint; a fresh process verifies both before they count as done."""
 
 from __future__ import annotations
 
@@ -89,14 +89,14 @@ def export(
     weights are not on disk, or in a GGUF file, is written from memory. A GGUF file is made from the one that the model
     was loaded from (`ffedit.exporter.gguf`).
 
-    Before the result counts as done, a fresh process compares its tensors with those that were meant, and its logits if
-    the weights take less than half of the free memory.
+    Before the result counts as done, a fresh process compares its tensors with the intended ones, and its logits if the
+    weights take less than half of the free memory.
 
     Args:
         model: the unedited model that the edit was computed on: loaded, or named as for `load`.
         edit: the edit to write.
         out: the folder, or GGUF file, to make, atomically.
-        force: replace an existing one.
+        force: replace an existing folder or file.
         format: "checkpoint", "adapter" (a folder for PEFT, or, where `out` ends in .gguf, a file for llama.cpp)
             or "gguf"; None: "gguf" where `out` ends in .gguf, else "checkpoint".
         revision: branch, tag or commit where `model` is a hub id.
@@ -128,8 +128,8 @@ def export(
             base.editable.memories[address].check_writable()
     with written(Path(out), force) as folder:
         moved = _write(base, loaded_from, folder, format)
-        against = str(base.folder.absolute()) if base.folder else ""
-        task = Task(format, str(folder), against, trust_remote_code=trust_remote_code)
+        base_folder = str(base.folder.absolute()) if base.folder else ""
+        task = Task(format, str(folder), base_folder, trust_remote_code=trust_remote_code)
         if base.editable is not None and base.folder is None and format == "checkpoint":
             expected = folder.with_name("expected.safetensors")
             with base.edit.applied(base.editable):
@@ -171,7 +171,7 @@ def _export_gguf(base: Base, out: Path, format: Format, force: bool) -> Exported
 
 
 def _write(base: Base, loaded_from: Path | None, folder: Path, format: Format) -> Moved | None:
-    """Write what is exported into an empty folder, with its model card and the edits; return what was rewritten."""
+    """Write an export into an empty folder, with its model card and the edits; return the bytes moved."""
     moved, origin = None, origin_of(base.name, loaded_from, base.edit.provenance.get("source"))
     embedded = base.edit.noted(model=origin.name)
     edits: tuple[Edit, ...] = (embedded,)
@@ -273,17 +273,17 @@ class Base(NamedTuple):
 
 
 def find_base(model: Editable | str | Path, edit: Edit, revision: str | None = None, files: bool = False) -> Base:
-    """Find the base, on disk if it is there, and check that the edit was computed on it, and is not in it already.
+    """Find the base, on disk if it is there, and check that the edit was computed on it and is not in it already.
 
-    The weights of a GGUF file are read into memory, in the precision that the edit was computed in; `files`: converted
-    into files, which a fresh process compares an adapter with.
+    The weights of a GGUF file are read into memory, in the precision that the edit was computed in. With `files` they
+    are converted into files instead, with which a fresh process compares an adapter.
     """
     if isinstance(model, Editable):
         edit.check(model)
         folder = stored_folder(model, convert=files)
         if folder is not None:
-            held = [other.fingerprint() for other in history(folder)]  # a small edit may change no number of a sample
-            if held != list(model.history.known) or not is_on_disk(model, folder):
+            stored = [other.fingerprint() for other in history(folder)]  # a sample may miss the changes of a small edit
+            if stored != list(model.history.known) or not is_on_disk(model, folder):
                 folder = None
         if "matrices" not in edit.provenance:
             edit = edit.noted(matrices={str(at): identity(model.memories[at]) for at in edit.updates})
@@ -294,7 +294,7 @@ def find_base(model: Editable | str | Path, edit: Edit, revision: str | None = N
     folder = local_folder(model, revision)
     config = written_config(folder)
     if quantisation(config):
-        # Its files are not rewritten; transformers may unpack them to 16 bits (FP8, MXFP4).
+        # Quantised files are not rewritten; transformers may unpack them to 16 bits (FP8, MXFP4).
         return find_base(load_with_edits(model, revision=revision), edit)
     earlier = history(folder)
     if edit.fingerprint() in [other.fingerprint() for other in earlier]:

@@ -1,16 +1,16 @@
 """An edit in the GGUF file that its base was loaded from: the same file, with the changed value matrices packed anew.
 
 In a GGUF file layer l's value matrix is `blk.l.ffn_down.weight` [d_model, d_ff], whatever its orientation in
-transformers; that its numbers are those of the edit's base is checked in a sample. W + Δ is packed in the type that W
-had. In few bits, Δ is often smaller than a step of the grid that W lies on, and rounds back to W: where more than
-`MOST_LOST` of the change at the edit's keys is lost, or `gguf` cannot pack the type (K- and I-quants), the matrix is
-stored as Q8_0, or else F16. Files of several types are ordinary in llama.cpp, and one matrix is a small part of a file.
+transformers; a sample of its numbers is compared with the edit's base. W + Δ is packed in the type that W had. With few
+bits, Δ is often smaller than a step of the grid that W lies on, and rounds back to W: where more than `MOST_LOST` of
+the change at the edit's keys is lost, or `gguf` cannot pack the type (K- and I-quants), the matrix is stored as Q8_0,
+or else F16. Files of several types are ordinary in llama.cpp, and one matrix is a small part of a file.
 
-The header stays as it is, but for types and offsets of the tensors and the entry `ffedit.edits`, which says what was
-written. All other tensors are copied byte for byte, a few MiB at a time.
+The header stays as it is, except for the tensors' types and offsets and the entry `ffedit.edits`, which describes what
+was written. All other tensors are copied byte for byte, a few MiB at a time.
 
-Or a LoRA adapter as llama.cpp loads it beside the base's file: α, and B and A of each matrix, which are added as
-(α / rank) B A. α is the largest rank of all, so that the factors of a smaller rank r are multiplied by r / α.
+An edit can also be a LoRA adapter that llama.cpp loads beside the base's file: α, and B and A of each matrix, to which
+(α / rank) B A is added. α is the largest rank of all, so B of a smaller rank r is stored multiplied by r / α.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def source_file(name: str, editable: Editable | None) -> Path:
 
 
 def pack(file: Path, edit: Edit) -> dict[Address, Packed]:
-    """Pack the matrices of a GGUF file that an edit changes, whose provenance has `matrices`.
+    """Pack the matrices of a GGUF file that an edit with `provenance["matrices"]` changes.
 
     Raises EditError where a matrix is an expert's, is not in the file as the edit knows it, or would not be finite.
     """
@@ -134,7 +134,7 @@ def _packed(name: str, was: Any, weight: Tensor, update: Update, keys: Tensor) -
 
 
 def _at_keys(change: Tensor, keys: Tensor) -> float:
-    """Return how far a change moves the values of `keys` [d_ff, n]; its own norm where there are none."""
+    """Return ‖change K‖ (Frobenius) for the `keys` K [d_ff, n]; ‖change‖ where there are none."""
     return float((change @ double(keys) if keys.shape[1] else change).norm())
 
 
@@ -223,9 +223,9 @@ def read_adapter(file: Path) -> dict[str, Factors]:
 
 def _entries(reader: Any, end: int, edits: list[Any]) -> bytearray:
     """Return the header up to the tensors, with the entry `ffedit.edits` at its end."""
-    head, known = bytearray(reader.data[:end]), reader.get_field(ENTRY)
-    if known is not None:
-        del head[known.offset : _end(known)]
+    head, field = bytearray(reader.data[:end]), reader.get_field(ENTRY)
+    if field is not None:
+        del head[field.offset : _end(field)]
     else:  # the number of entries stands behind magic, version and number of tensors
         struct.pack_into("<Q", head, 16, entry(reader, "GGUF.kv_count") + 1)
     key, value = ENTRY.encode(), json.dumps(edits, ensure_ascii=False).encode()
@@ -238,7 +238,7 @@ def _end(field: Any) -> int:
 
 
 def edits_in(reader: Any) -> list[dict[str, Any]]:
-    """Return what the header says of the edits in a file; EditError where it is no list of JSON objects."""
+    """Return the edits that a file's header describes; EditError where they are not a list of JSON objects."""
     text = entry(reader, ENTRY, "[]")
     try:
         edits: list[dict[str, Any]] = json.loads(text)

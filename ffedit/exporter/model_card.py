@@ -37,7 +37,7 @@ class Origin:
 
     @property
     def shown(self) -> str:
-        """Name that ends no code of Markdown."""
+        """Name without backquotes, which would end code in Markdown."""
         return visible(self.name).replace("`", "'")
 
 
@@ -56,8 +56,8 @@ def origin_of(name: str, folder: Path | None, source: Mapping[str, Any] | None =
         about = {"license": source["license"], **about}
     if folder is not None and (folder / EDITS).is_dir() and isinstance(card.get("base_model"), str):
         name, folder = card["base_model"], None  # the base of all edits, which the new card lists
-    if (known := _hub_id(name, folder)) is not None:
-        return Origin(known, True, about)
+    if (hub_id := _hub_id(name, folder)) is not None:
+        return Origin(hub_id, True, about)
     path = Path(name)
     return Origin((path.resolve() if path.exists() else path).name, False, about)
 
@@ -130,7 +130,7 @@ def _front(base: Origin, library: str = "transformers") -> str:
 
 
 def _unpublished(base: Origin, library: str) -> str:
-    """Say what is to be set by hand before the folder is published; an empty string if nothing is."""
+    """List what to set by hand before the folder is published; an empty string if there is nothing."""
     config = " (and `base_model_name_or_path` in `adapter_config.json`)" if library == "peft" else ""
     steps = [] if base.on_hub else [f"`base_model`{config} is a local name: give the base's id on the hub"]
     steps += [] if "license" in base.about else ["`license` is not known: give that of the base"]
@@ -147,10 +147,10 @@ def _table(edits: Sequence[Edit]) -> str:
     def cell(text: str | None) -> str:
         return "not measured" if text is None else plain(text)
 
-    facts = [(fact, *said) for edit in edits for fact, said in zip(edit.facts, edit.says, strict=True)]
+    facts = [(fact, *answers) for edit in edits for fact, answers in zip(edit.facts, edit.says, strict=True)]
     rows = "\n".join(
-        f"| {' | '.join(map(cell, (fact.text, fact.previous or '', fact.new_object, *said)))} |"
-        for fact, *said in facts[:ROWS]
+        f"| {' | '.join(map(cell, (fact.text, fact.previous or '', fact.new_object, *answers)))} |"
+        for fact, *answers in facts[:ROWS]
     )
     more = f"\n… and {len(facts) - ROWS} more in `ffedit_edits/`.\n" if len(facts) > ROWS else ""
     return f"""| prompt | old object | new object | said before | said after |
@@ -162,8 +162,8 @@ What the model said was measured when each edit was made, without it and with it
 
 def _recipe(name: str, edit: Edit) -> str:
     """Describe how one edit was computed, in one line; the embedded edit has all else."""
-    about = edit.provenance
-    verdict, method = about.get("verdict", {}).get("text", "not measured"), about.get("method", "unknown")
+    notes = edit.provenance
+    verdict, method = notes.get("verdict", {}).get("text", "not measured"), notes.get("method", "unknown")
     how = plain(f"method: {method}, layers {', '.join(map(str, edit.layers))}; verdict: {verdict}")
     return f"- {name}: fingerprint {edit.fingerprint()}; {how}"
 

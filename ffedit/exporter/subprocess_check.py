@@ -1,6 +1,6 @@
-"""Ask a fresh process whether what was written is what was meant; only then does it count as done.
+"""Verify written files in a fresh process; only then does an export or undo count as done.
 
-A process of its own has nothing of this one in its memory: it sees what anybody will see who loads the folder.
+A fresh process shares no memory with this one: it sees what every user sees who loads the folder.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from ffedit.errors import CheckError
 
 @dataclass(frozen=True)
 class Task:
-    """What is to be verified."""
+    """Files to verify."""
 
-    kind: str  # "checkpoint", "undo", "adapter", "gguf", "gguf adapter" or "memory" (of a model that is on no disk)
-    folder: str  # what was written
-    base: str  # folder that it was made from; for "memory", the file of the expected numbers
+    kind: str  # "checkpoint", "undo", "adapter", "gguf", "gguf adapter" or "memory" (a model that is on no disk)
+    folder: str  # the folder or GGUF file that was written
+    base: str  # the folder or GGUF file it was made from; for "memory", the file with the expected numbers
     edit: str | None = None  # the edit to undo
     trust_remote_code: bool = False
-    threads: int = 1  # of torch; sums depend on it in the last bit
+    threads: int = 1  # torch's number of threads; sums depend on it in the last bit
 
 
 @dataclass(frozen=True)
 class Checked:
-    """What a fresh process found equal."""
+    """Comparisons in which a fresh process found no difference."""
 
     tensors: int  # number of tensors (or matrices of an adapter)
     logits: bool  # whether logits were compared
@@ -43,7 +43,7 @@ class Checked:
 def check_fresh(task: Task) -> Checked:
     """Run `python -m ffedit.exporter.verification` on a task; CheckError where it differs, or could not finish."""
     environment = {"TOKENIZERS_PARALLELISM": "false"}
-    if not task.trust_remote_code:  # everything is on the disk, so nothing is to be asked of the hub
+    if not task.trust_remote_code:  # all files are on disk, so the hub is not needed
         environment["HF_HUB_OFFLINE"] = "1"
     question = json.dumps(asdict(replace(task, threads=torch.get_num_threads())))
     try:
@@ -83,7 +83,7 @@ def run_module(module: str, question: str, environment: Mapping[str, str]) -> su
     paths = os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH"))))
     return subprocess.run(  # noqa: S603  # no shell, and each module is named in our own code
         [sys.executable, "-m", module],
-        # Python looks for modules in the working folder first: no file of the current one is to be taken for one.
+        # Python looks for modules in the working folder first, where a file of the user might be taken for one.
         input=question, capture_output=True, text=True, cwd=package, check=False,
         env={**os.environ, "PYTHONPATH": paths, **environment},
     )  # fmt: skip

@@ -84,8 +84,8 @@ def compare(task: Task, before: Mapping[str, Stored], plan: Plan) -> Checked:
     Config and tokenizer can be loaded; if the model fits in memory, logits agree bit for bit.
     """
     after = contents(Path(task.folder))
-    if odd := sorted(before.keys() ^ after.keys()):
-        raise CheckError(f"{odd[0]} is in only one of the base and the export")
+    if unshared := sorted(before.keys() ^ after.keys()):
+        raise CheckError(f"{unshared[0]} is in only one of the base and the export")
     for name, old in before.items():
         if name not in plan and not old.same_bytes(after[name]):
             raise CheckError(f"{name} is not the base's, and no edit changes it")
@@ -113,8 +113,8 @@ def opens(task: Task) -> None:
 
 
 def fits(tensors: Mapping[str, Stored]) -> bool:
-    """Return True if the model of these weights is to be loaded (`has_room`); float16 is computed in float32."""
-    return has_room(sum(prod(each.shape) * 4 if each.kind == "F16" else each.size for each in tensors.values()))
+    """Return True if the model of these weights fits in memory (`has_room`); float16 is computed in float32."""
+    return has_room(sum(prod(t.shape) * 4 if t.kind == "F16" else t.size for t in tensors.values()))
 
 
 def has_room(size: int) -> bool:
@@ -147,26 +147,26 @@ def logits_of(model: Any, ids: Tensor | None = None) -> Tensor:
 
 @torch.no_grad()
 def base_and_edited(task: Task, plan: Plan) -> tuple[Any, Tensor]:
-    """Load the base, and return it unchanged with the logits that it has with a plan written into it."""
+    """Load the base; return it unchanged, and the logits that it has with a plan written into it."""
     model: Any = load(task.base, task)
     weights = dict(model.named_parameters())
     unedited: dict[str, Tensor] = {}
     for name, rewrite in plan.items():
         parameter, expert = of_expert(rewrite.parameter)
-        known = file_name(weights, parameter)
-        if known is None:
+        path = file_name(weights, parameter)
+        if path is None:
             raise CheckError(f"{name} is not a parameter of the loaded model")
-        unedited.setdefault(known, weights[known].clone())
-        (weights[known] if expert is None else weights[known][expert]).copy_(torch.cat(list(rewrite.blocks())))
+        unedited.setdefault(path, weights[path].clone())
+        (weights[path] if expert is None else weights[path][expert]).copy_(torch.cat(list(rewrite.blocks())))
     expected = logits_of(model)
     model.load_state_dict(unedited, strict=False)
     return model, expected
 
 
 def _check_logits(expected: Tensor, logits: Tensor, rounded_otherwise: Plan | None = None) -> None:
-    """Check that logits are equal; almost, where W + Δ is `rounded_otherwise` than in a plan, at another step."""
+    """Check that logits are equal, or nearly so where W + Δ of a plan is `rounded_otherwise`, at another step."""
     eps = [torch.finfo(rewrite.source.dtype).eps for rewrite in (rounded_otherwise or {}).values()]
-    tolerance = 0.0 if rounded_otherwise is None else max([1e-4, *(6.5 * each for each in eps)])  # of the largest logit
+    tolerance = 0.0 if rounded_otherwise is None else max([1e-4, *(6.5 * step for step in eps)])  # of the largest logit
     gap = float((double(expected) - double(logits)).abs().max())
     if not gap <= tolerance * float(expected.abs().max()):
         raise CheckError(f"the logits of what was written differ from those of the edited model by {gap:.1e}")
@@ -175,30 +175,30 @@ def _check_logits(expected: Tensor, logits: Tensor, rounded_otherwise: Plan | No
 def check_memory(task: Task) -> Checked:
     """Check a model written from memory: its weights by their hashes, and if it fits, its logits bit for bit."""
     with safe_open(task.base, framework="pt") as file:
-        about, ids, expected = file.metadata(), file.get_tensor("ids"), file.get_tensor("logits")
+        metadata, ids, expected = file.metadata(), file.get_tensor("ids"), file.get_tensor("logits")
     opens(task)
     stored = contents(Path(task.folder))
     if not fits(stored):
-        _check_files(stored, json.loads(about["in_files"]), getattr(torch, about["saved"]))
+        _check_files(stored, json.loads(metadata["in_files"]), getattr(torch, metadata["saved"]))
         return Checked(len(stored), False)
-    hashes = json.loads(about["hashes"])
+    hashes = json.loads(metadata["hashes"])
     # Casting after loading would cast buffers too, but rotary angles are float32 in a 16-bit model.
-    model = load(task.folder, task, getattr(torch, about["dtype"]))
+    model = load(task.folder, task, getattr(torch, metadata["dtype"]))
     weights = model.state_dict()
-    both = hashes.keys() & weights.keys()
-    for name in both:
-        _check_hash(name, weights[name], hashes[name], getattr(torch, about["saved"]))
-    model.to(about["device"])
-    _check_logits(expected, logits_of(model, ids.to(about["device"])).cpu())
-    return Checked(len(both), True)
+    shared = hashes.keys() & weights.keys()
+    for name in shared:
+        _check_hash(name, weights[name], hashes[name], getattr(torch, metadata["saved"]))
+    model.to(metadata["device"])
+    _check_logits(expected, logits_of(model, ids.to(metadata["device"])).cpu())
+    return Checked(len(shared), True)
 
 
 def _check_files(stored: Mapping[str, Stored], hashes: Mapping[str, str], dtype: torch.dtype) -> None:
     """Check that files hold every weight of a model and nothing else, by `hashes` under their names in files."""
     if unknown := sorted(stored.keys() - hashes.keys()):
         raise CheckError(f"{unknown[0]} was written, which the model in memory does not have")
-    held = {hashes[name] for name in stored}
-    if lost := sorted(name for name in hashes.keys() - stored.keys() if hashes[name] not in held):  # tied ones are
+    written = {hashes[name] for name in stored}
+    if lost := sorted(name for name in hashes.keys() - stored.keys() if hashes[name] not in written):  # tied ones are
         raise CheckError(f"{lost[0]} was not written")
     for name, tensor in stored.items():
         path, expert = of_expert(name)
@@ -292,8 +292,8 @@ def _packed_logits(model: Any, edit: Edit, packed: Mapping[Address, gguf.Packed]
     """Write packed matrices into their base, and return its logits."""
     weights = dict(model.named_parameters())
     for at, matrix in packed.items():
-        about = identity_in(edit, at)
-        weights[about["parameter"]].copy_(matrix.weight.T if about["transposed"] else matrix.weight)
+        identity = identity_in(edit, at)
+        weights[identity["parameter"]].copy_(matrix.weight.T if identity["transposed"] else matrix.weight)
     return logits_of(model)
 
 

@@ -22,12 +22,12 @@ from ffedit.facts.text import occurrences
 from ffedit.notebook import Displayed
 
 SLOT = "{}"
-# The kind of MQuAKE's questions: of several phrasings of one question, any that is answered counts.
+# Kind of MQuAKE's questions: each has several phrasings, and counts as answered if any of them is.
 MULTI_HOP = "multi-hop"
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
-# What is never text: terminals act on it, and C strings end at NUL. Tabs and line ends are text; so are, in scripts
-# that need them, characters that change the direction of writing, which every output shows by their code points.
+# Control characters that no text may contain: terminals act on them, and C strings end at NUL. Tabs and line ends are
+# allowed, and so are marks of the direction of writing, which some scripts need; every output shows their code points.
 _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 
 
@@ -38,15 +38,15 @@ def fill(template: str, subject: str) -> str:
 
 @dataclass(frozen=True)
 class Probe:
-    """Prompt with the answer that it should have after the edit; except in `portability`, the answer it had before.
+    """Prompt and the answer expected after the edit: a new one in `portability` and `cross_lingual`, else the old one.
 
-    `target` is that answer, the true object. None means, among `neighbors`, the fact's `previous` object (as
-    CounterFact publishes them), and among `same_subject`, `locality` and `keep`, whatever the model said before the
-    edit. `kind` is the data set's name for what the probe tests ("Reasoning", "Relation_Specificity").
+    `target` is that answer. None stands for the fact's `previous` object in `neighbors` (as CounterFact publishes
+    them), and for whatever the model said before the edit in `same_subject`, `locality` and `keep`.
+    `kind` is the data set's name for what the probe tests ("Reasoning", "Relation_Specificity").
     `aliases` are other names of the target, or other answers that the data set accepts as well: a metric that reads
     the model's free answer accepts any of them. `needs` are prompts of other facts that must be edited together with
-    this one for the answer to follow (MQuAKE). Of a fact's probes of the kind "multi-hop" with one target and the same
-    `needs`, one that is answered counts for all. Raises FactError for an empty prompt, target, kind or alias.
+    this one for the answer to follow (MQuAKE). Probes of the kind "multi-hop" that share target and `needs` ask one
+    question, and one that is answered counts for all. Raises FactError for an empty prompt, target, kind or alias.
     """
 
     prompt: str
@@ -90,18 +90,18 @@ class Fact(Displayed):
     - `subject`, `prompt`: the prompt carries one `{}` or the subject itself. In the second case `occurrence`
       (from 0) picks among the positions where the subject stands as a whole word; the first one by default.
     - `target`: the new object; None only where nothing is to be written (tracing sets; see `new_object`).
-    - `target_aliases`: its other names. `target` is what is written; any of them counts where the model says it.
+    - `target_aliases`: other names of the target. The edit writes `target`; as an answer, each of them is right.
     - `previous`: the object that the model is expected to know now.
     - `paraphrases`, `generation`: other prompts of the same fact, and prompts for free text about the
       subject; `{}` stands for the subject.
     - `neighbors`: probes about other subjects; `same_subject`: probes about other facts of this subject;
       `locality`: questions about anything else (of zsRE); all three should stay as they were.
-    - `portability`: probes whose new answer follows from the edit; each gives it (KnowEdit, MQuAKE).
+    - `portability`: probes of what follows from the edit, each with its new answer (KnowEdit, MQuAKE).
     - `references`: texts about subjects that have the new object, to compare free text with (CounterFact).
     - `relation`, `case_id`: names from the data set, for reports only.
     - `keep`: probes whose answers the edit must not change; `also`: further wordings, each with `{}` or the subject in
       it, that must have the new object. The edit is optimised on both, so none of their prompts may measure it.
-    - `cross_lingual`: the fact asked in other languages; each probe gives the answer there, its kind is the language.
+    - `cross_lingual`: the fact asked in other languages; each probe has the answer in the language that is its `kind`.
 
     White space around subject, target and previous is dropped; prompts stay as they are. The tokenizer decides how
     a prompt and its target are joined. Raises FactError, one line, for values that cannot be used.
@@ -194,15 +194,15 @@ class Fact(Displayed):
         changing |= follows
         kept = [probe.prompt for probe in self.probes("keep")]
         measured, change = "so the edit would optimise what it is measured by", "whose answer should change"
-        for field, texts, others, why in (
+        for field, texts, field_of, why in (
             ("also", also, changing | staying, measured),
             ("keep", kept, changing | also, change),
             ("keep", kept, staying, measured),
         ):
-            known = {normalised(text): other for text, other in others.items()}
+            owners = {normalised(text): name for text, name in field_of.items()}
             for text in texts:
-                if (other := known.get(normalised(text))) is not None:
-                    raise FactError(f"{field} {show(text)} is also in {other}, {why}; leave one of them out")
+                if (owner := owners.get(normalised(text))) is not None:
+                    raise FactError(f"{field} {show(text)} is also in {owner}, {why}; leave one of them out")
 
     def __repr__(self) -> str:
         shown = [f"Fact({self.subject!r}, {self.prompt!r}"]
@@ -222,7 +222,7 @@ class Fact(Displayed):
 
     @property
     def statements(self) -> tuple[tuple[str, tuple[int, int]], ...]:
-        """Texts that the target is to follow, prompt and `also`, each with the character offsets of its subject."""
+        """Texts that the target must follow, prompt and `also`, each with the character offsets of its subject."""
         also = ((fill(text, self.subject), _span("also", text, self.subject)) for text in self.also)
         return (self.text, self.span), *also
 
@@ -240,7 +240,7 @@ class Fact(Displayed):
     def probes(self, field: str) -> tuple[Probe, ...]:
         """Return the probes of a field with the subject in their slot, if they have one.
 
-        The object that a probe of `neighbors` leaves out is `previous`.
+        A probe of `neighbors` without a target has `previous` as its target.
         """
         target = self.previous if field == "neighbors" else None
         return tuple(probe.filled(self.subject, target) for probe in getattr(self, field))
@@ -314,9 +314,9 @@ def check_facts(facts: Sequence[Fact]) -> None:
         raise EditError(
             f"two facts give {first.text!r} the objects {first.new_object!r} and {second.new_object!r}; keep one"
         )
-    stated = {normalised(text): fact for fact in facts for text, _ in fact.statements}
+    fact_of = {normalised(text): fact for fact in facts for text, _ in fact.statements}
     for probe in (probe for fact in facts for probe in fact.probes("keep")):
-        if (fact := stated.get(normalised(probe.prompt))) is not None:
+        if (fact := fact_of.get(normalised(probe.prompt))) is not None:
             raise EditError(
                 f"{probe.prompt!r} is a prompt to keep and a fact with target {fact.new_object!r}; leave one out"
             )
@@ -406,6 +406,6 @@ def _items(field: str, value: Any) -> tuple[Any, ...]:
 
 def _plain(value: Any) -> Any:
     if isinstance(value, Probe):
-        said = {name: _plain(item) for name, item in vars(value).items() if item not in (None, ())}
-        return said if len(said) > 1 else value.prompt
+        fields = {name: _plain(item) for name, item in vars(value).items() if item not in (None, ())}
+        return fields if len(fields) > 1 else value.prompt
     return [_plain(item) for item in value] if isinstance(value, tuple) else value

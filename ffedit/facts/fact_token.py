@@ -1,8 +1,8 @@
 """Name the token at which a fact's key is read and its value is written.
 
-ROME reads the key at the subject's last token. Many models recall a fact at another: in "Eiffel Tower" the city comes
-with "iffel", while "Tower" belongs to every tower. So a token is named by ROME's words for it, by its number among the
-subject's tokens, or by a word of the subject, whose last token it is.
+ROME reads the key at the subject's last token. Many models recall a fact at another token: in "Eiffel Tower" the city
+comes with "iffel", while "Tower" belongs to every tower. So a token is named by ROME's term for it, by its number among
+the subject's tokens, or by the word of the subject that ends with it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ KINDS = f"{', '.join(NAMED)}, the number of one of the subject's tokens or a wor
 
 
 def as_fact_token(token: object) -> str:
-    """Return a fact token as text, its only form in configurations and on disk; EditError for what is none."""
+    """Return a fact token as text, its only form in configurations and on disk; EditError for anything else."""
     text = str(token) if type(token) in (str, int) else ""
     if not text.strip():
         raise EditError(f"key.fact_token is {token!r}; {KINDS} was expected")
@@ -34,12 +34,12 @@ def as_fact_token(token: object) -> str:
 def index_of(token: FactToken, subject: str, ends: Sequence[int]) -> int:
     """Return the index of a fact token among the tokens of a subject.
 
-    A text that is a number is one. A word that stands twice is the first of the two.
+    Text that spells a number counts as that number. Of a word that occurs more than once, the first is taken.
 
     Args:
-        token: any but "last", which is not the subject's.
-        subject: its text.
-        ends: for each of its tokens, the number of the subject's characters up to the token's end.
+        token: any fact token but "last", which is a token of the prompt.
+        subject: text of the subject.
+        ends: for each token of the subject, the number of the subject's characters up to the token's end.
 
     Raises:
         FactError: the subject has no such token.
@@ -60,13 +60,13 @@ def index_of(token: FactToken, subject: str, ends: Sequence[int]) -> int:
 
 
 def check_word(token: FactToken, subject: str) -> None:
-    """Refuse a word that is not the subject's, by a FactError, without a tokenizer; a number may be any."""
+    """Raise FactError for a word that the subject lacks. This needs no tokenizer, so any number passes."""
     if str(token) not in NAMED and not NUMBER.fullmatch(str(token)):
         _word_end(str(token), subject)
 
 
 def _word_end(word: str, subject: str) -> int:
-    found = next(occurrences(subject, word), None)
-    if found is None:
+    span = next(occurrences(subject, word), None)
+    if span is None:
         raise FactError(f"fact token {show(word)} is not a word of the subject {show(subject)}; {KINDS} was expected")
-    return found[1]
+    return span[1]

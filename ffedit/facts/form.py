@@ -1,8 +1,8 @@
-"""Forms: what JSON in a file of somebody else's has to look like, checked before anything is read from it.
+"""Forms: types that JSON from elsewhere must have, checked before anything is read from it.
 
-A form is a tuple of types; `[form]` is a list of values of that form; `{EVERY: form}` an object whose values all have
-it; `{"name": form}` an object in which the entry `name`, where there is one, has it, and has to be there where the name
-ends in `!`; `Maybe(form)` allows null besides. Entries that a form does not name are free.
+A form is a tuple of types; `[form]` is a list of values of that form; `{EVERY: form}` is an object whose values all
+have it; `{"name": form}` is an object whose entry `name` has it, if there is one; `{"name!": form}` also requires the
+entry; `Maybe(form)` also allows null. Entries that a form does not name may hold anything.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ffedit.facts.fact import show
 
 Form: TypeAlias = Any
 EVERY = "*"
-MOST_BITS = 1000  # of a whole number: float64 reaches 1024
+MOST_BITS = 1000  # of a whole number; float64 overflows at 1024
 TEXT, INTEGER, NUMBER, YES_OR_NO, OBJECT = (str,), (int,), (int, float), (bool,), (Mapping,)
 NAMES = {TEXT: "text", INTEGER: "a whole number", NUMBER: "a number", YES_OR_NO: "true or false", OBJECT: "an object"}
 
@@ -28,7 +28,7 @@ class Maybe:
 
 
 def check_form(value: Any, form: Form, name: str = "it") -> None:
-    """Raise a ValueError that names the first value that has not its form."""
+    """Raise a ValueError that names the first value without the form expected of it."""
     if isinstance(form, Maybe):
         if value is not None:
             check_form(value, form.form, name)
@@ -41,8 +41,8 @@ def check_form(value: Any, form: Form, name: str = "it") -> None:
         for field, inner in form.items():
             plain = field.removesuffix("!")
             if field == EVERY:
-                for each, item in value.items():
-                    check_form(item, inner, f"{name}.{each}")
+                for key, item in value.items():
+                    check_form(item, inner, f"{name}.{key}")
             elif plain in value:
                 check_form(value[plain], inner, f"{name}.{plain}")
             elif plain != field:
@@ -52,7 +52,7 @@ def check_form(value: Any, form: Form, name: str = "it") -> None:
 
 
 def _check_type(value: Any, kinds: tuple[type, ...], name: str, expected: str) -> None:
-    """Raise a ValueError where a value is of another type; a truth value is no number, nor is one beyond float64."""
+    """Raise a ValueError for a value of another type. true and false are no numbers, nor is one beyond float64."""
     if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
         raise ValueError(f"{name} is {show(value)}; {expected} was expected")
     if isinstance(value, int) and value.bit_length() > MOST_BITS:

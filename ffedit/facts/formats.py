@@ -1,10 +1,10 @@
-"""From a record of any shape to facts, by the names of its fields.
+"""Read facts from a record of any shape, by the names of its fields.
 
-`synonyms.NAMES` says what each name stands for, wherever it is nested, `values.py` what its value may be. Of several
-answers the first is the target, as in the published code, and the others are its aliases.
+`synonyms.NAMES` gives the role of each name, at any depth, and `values.py` reads its value. If there are several
+answers, the first is the target, as in the published code, and the others are its aliases.
 
-Nothing is lost in silence: what a record holds besides is listed in `Parsed.unread`, and what was read otherwise than
-it is written is named in a note. A record that cannot be used raises FactError, one line, that names the field.
+Nothing is dropped silently: `Parsed.unread` lists the fields that were not read, and a note names each value that was
+read differently from how it is written. A record that cannot be used raises a FactError of one line, with the field.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from ffedit.facts.values import Record, at, bare, entries, is_blank, key_of, tex
 
 NATURAL_QUESTION = "nq question: "  # in front of the questions of Natural Questions in MEND's data
 QUESTION_MARKS = ("?", "？", "؟")
-SHORTEST_PREFIX = 3  # letters that the names of a field of prompts and of their answers have in common, at least
-MOST_DIGITS = 10  # of the number of an occurrence
+SHORTEST_PREFIX = 3  # fewest letters with which both a field of prompts and the field of their answers begin
+MOST_DIGITS = 10  # of an occurrence that is written as text
 PROBE_FIELDS = frozenset(field.name for field in dataclasses.fields(Probe))
-# What names a prompt and its answer in an object of both.
+# Roles of a prompt and of its answer in an object that holds both.
 ASKING = ("paraphrases", "neighbors", "portability", "locality")
 ANSWERING = ("target", "previous", "answer", *(f"{role} answers" for role in ASKING))
 
-UNNAMED = "FIELD"  # in `--map`, where no field is like what is needed
+UNNAMED = "FIELD"  # placeholder in a suggested `--map`, where no field fits the role
 NO_SUBJECT = (
     "no subject is named, so the whole prompt is the subject and is edited at its last token; other wordings will "
     "seldom give the new object (--map subject=FIELD names a subject)"
@@ -49,12 +49,12 @@ TOGETHER = "multi-hop questions are asked only if all {} edits of their case are
 
 
 class Note(str):
-    """Note on what was read otherwise than it is written, with an `example`; equal to others of these words."""
+    """Note on a value read differently from how it is written, with an `example`; notes are compared by words."""
 
     example: str
 
     def __new__(cls, words: str, example: str) -> Note:
-        """Return the words."""
+        """Return a note of these words."""
         note = super().__new__(cls, words)
         note.example = example
         return note
@@ -62,7 +62,7 @@ class Note(str):
 
 @dataclass(frozen=True)
 class Parsed:
-    """Facts of one record, notes on what was read otherwise than written, and the fields not read."""
+    """Facts of one record, notes on values read differently from how they are written, and unread fields."""
 
     facts: tuple[Fact, ...]
     notes: tuple[str, ...] = ()
@@ -71,10 +71,10 @@ class Parsed:
 
 @dataclass(frozen=True)
 class Shape:
-    """Description of the records by the user. Raises FactError for a field that a fact has not.
+    """Description of the records by the user. Raises FactError for a field that a fact does not have.
 
-    - `fields`: a field of `Fact` -> the name of the records' field for it, with dots into nested records.
-    - `language`: the one that is written, of records in several; the others are asked.
+    - `fields`: for a field of `Fact`, the name of the records' field for it, with dots into nested records.
+    - `language`: the language to write, if records have several; the others become `cross_lingual`.
     - `need_targets`: whether a record without a new object is refused.
     """
 
@@ -92,7 +92,7 @@ ANY = Shape()
 
 
 def parse_record(record: object) -> Fact:
-    """Read a record of one fact. Raises FactError as `parse` does, and for a record of several."""
+    """Read a record of one fact. Raises FactError as `parse` does, and for a record of several facts."""
     facts = parse(record).facts
     if len(facts) != 1:
         raise FactError(f"the record holds {len(facts)} facts, expected one; read the file with read_facts")
@@ -103,8 +103,8 @@ def parse(record: object, shape: Shape = ANY) -> Parsed:
     """Read one record. Raises FactError where no prompt is recognised in it, and for a bad fact."""
     if not isinstance(record, Mapping):
         raise FactError(f"expected an object, found {show(record)}", kind="no object")
-    record, others = in_language(record, shape.language)
-    readings = [_Reading(in_one_prompt(part), shape) for part in edits_of(record)]
+    record, translations = in_language(record, shape.language)
+    readings = [_Reading(in_one_prompt(edit), shape) for edit in edits_of(record)]
     facts = [reading.fact() for reading in readings]
     notes = [note for reading in readings for note in reading.notes]
     unread = [name for reading in readings for name in reading.unread]
@@ -112,11 +112,11 @@ def parse(record: object, shape: Shape = ANY) -> Parsed:
         unread += [name for name in record if name not in OF_CASE]
         if len(facts) > 1 and facts[-1].portability:
             notes.append(TOGETHER.format(len(facts)))
-    for language, other in others.items():
+    for language, translation in translations.items():
         try:
-            asked = _Reading(other, ANY).fact()
-            texts = (asked.text, *asked.texts("paraphrases"))
-            probes = tuple(Probe(text, asked.new_object, language, asked.target_aliases) for text in texts)
+            fact = _Reading(translation, ANY).fact()
+            texts = (fact.text, *fact.texts("paraphrases"))
+            probes = tuple(Probe(text, fact.new_object, language, fact.target_aliases) for text in texts)
             facts[0] = dataclasses.replace(facts[0], cross_lingual=facts[0].cross_lingual + probes)
         except FactError as error:
             notes.append(Note(f"the texts in {language} cannot be asked", str(error)))
@@ -130,7 +130,7 @@ class _Reading:
         self.record, self.shape = record, shape
         self.notes: list[str] = []
         self.unread: list[str] = []
-        self.forms: list[str] = []  # of the subject: as it is named, and as it stands in the prompt
+        self.forms: list[str] = []  # of the subject: as named, and as it stands in the prompt
         ranked: dict[str, list[tuple[tuple[int, int], str, Any]]] = {}
         for path, value in entries(record):
             name, role = ".".join(path), role_of(path)
@@ -138,10 +138,10 @@ class _Reading:
                 ranked.setdefault(role[0], []).append(((role[1], len(path)), name, value))
             elif name not in shape.fields.values():
                 self.unread.append(name)
-        # By role: the fields, each with its name, in the order in which they are preferred.
+        # For each role its fields, as (name, value), the preferred one first.
         self.fields: dict[str, list[tuple[str, Any]]] = {
-            role: [(name, value) for _, name, value in sorted(found, key=lambda entry: entry[0])]
-            for role, found in ranked.items()
+            role: [(name, value) for _, name, value in sorted(candidates, key=lambda entry: entry[0])]
+            for role, candidates in ranked.items()
         }
         self.fields |= {role: [(path, at(record, path))] for role, path in shape.fields.items()}
         self._take_object_from_statement()
@@ -182,7 +182,7 @@ class _Reading:
         return self._with_probes(fact)
 
     def _texts(self, role: str) -> tuple[Any, ...]:
-        """Return the texts of a role: of roles of one text, those of the first field that is not empty."""
+        """Return the texts of a role: of all its fields if it is one of `TEXTS`, else of its first filled field."""
         fields = self.fields.get(role, ())
         if role in TEXTS:
             return tuple(text for _, value in fields for text in _texts_by_kind(value))
@@ -194,53 +194,53 @@ class _Reading:
         return next(iter(self._texts(role)), default)
 
     def _refuse_blank(self, role: str) -> None:
-        """Refuse a role whose fields are empty text; null and NaN are as good as no field."""
+        """Refuse a role that has a field of empty text; null and NaN count as no field."""
         if any(is_blank(value) for _, value in self.fields.get(role, ())):
             raise FactError(f"{role} is empty; expected some text", kind=f"an empty {role}")
 
     def _take_object_from_statement(self) -> None:
-        """Take new and old object from whole statements beside the prompt, as RippleEdits has, where no field does."""
-        stated = [(name, value) for name, value in self.fields.get("prompt", ()) if isinstance(value, str)]
-        if len(stated) < 2 or "target" in self.fields or "answer" in self.fields:
+        """Take new and old object from whole statements beside the prompt (RippleEdits), unless a field has them."""
+        statements = [(name, value) for name, value in self.fields.get("prompt", ()) if isinstance(value, str)]
+        if len(statements) < 2 or "target" in self.fields or "answer" in self.fields:
             return
-        name, prompt = min(stated, key=lambda entry: len(entry[1]))
+        name, prompt = min(statements, key=lambda entry: len(entry[1]))
         objects = [
             (path, text.removeprefix(prompt))
-            for path, text in sorted(stated, key=lambda entry: entry[0].count("."))
+            for path, text in sorted(statements, key=lambda entry: entry[0].count("."))
             if text.startswith(f"{prompt} ")
         ]
         if objects:
             self.fields |= {"prompt": [(name, prompt)], "target": objects[:1], "previous": objects[1:]}
 
     def _objects(self, prompt: str) -> tuple[Any, Any, tuple[Any, ...]]:
-        """Return the new object, the old one and other names of the new one; None for what is not named.
+        """Return the new object, the old one and other names of the new one; None for an object that is not named.
 
-        The `answer` of a record is its new object where it names no other, as in ROME's zsRE, and else the old one, if
-        it differs: MEND's zsRE writes `alt`.
+        The `answer` of a record is its new object if it names no other (ROME's zsRE), and else the old one, if it
+        differs (MEND's zsRE, whose new object is `alt`).
         """
-        new, old, said = (self._names(role, prompt) for role in ("target", "previous", "answer"))
-        if not new and not said:
+        new, old, answers = (self._names(role, prompt) for role in ("target", "previous", "answer"))
+        if not new and not answers:
             self._refuse_blank("target")
-        (writes, names), *others = new or said or [("", (None,))]
-        target, same = names[0], [(name, answers) for name, answers in said if answers[0] == names[0]]
-        old += [(name, answers) for name, answers in said if answers[0] != target and isinstance(answers[0], str)]
-        (replaces, previous), *_ = old or [("", (None,))]
-        read = {writes, replaces, *(name for name, _ in same)}
-        self.unread += [name for name, _ in (*others, *said, *old) if name not in read]
-        self.unread += [f"{replaces}, further names"] if len(previous) > 1 else []
-        return target, previous[0], (*names[1:], *(answer for _, answers in same for answer in answers))
+        (new_field, names), *others = new or answers or [("", (None,))]
+        target, same = names[0], [(name, texts) for name, texts in answers if texts[0] == names[0]]
+        old += [(name, texts) for name, texts in answers if texts[0] != target and isinstance(texts[0], str)]
+        (old_field, previous), *_ = old or [("", (None,))]
+        read = {new_field, old_field, *(name for name, _ in same)}
+        self.unread += [name for name, _ in (*others, *answers, *old) if name not in read]
+        self.unread += [f"{old_field}, further names"] if len(previous) > 1 else []
+        return target, previous[0], (*names[1:], *(text for _, texts in same for text in texts))
 
     def _names(self, role: str, prompt: str) -> list[tuple[str, tuple[Any, ...]]]:
-        """Return the fields of a role that name an object, without what stands behind a name and is not part of it."""
-        found = []
+        """Return the fields of a role that name an object, without special tokens and full stops behind the names."""
+        named = []
         for field_name, value in self.fields.get(role, ()):
             written = texts_of(value)
             names = tuple(bare(name, prompt) if isinstance(name, str) else name for name in written)
-            if any(isinstance(name, str) and name.strip() != said for name, said in zip(written, names, strict=True)):
+            if any(isinstance(name, str) and name.strip() != short for name, short in zip(written, names, strict=True)):
                 self.notes.append(BARE)
             if names := tuple(name for name in names if name != ""):
-                found.append((field_name, names))
-        return found
+                named.append((field_name, names))
+        return named
 
     def _without_object(self, prompt: str, target: Any) -> str:
         """Cut the object off a prompt that ends in it, as a statement does."""
@@ -251,7 +251,7 @@ class _Reading:
         return whole.removesuffix(target).rstrip()
 
     def _subject(self, prompt: str) -> tuple[Any, str]:
-        """Return the subject as it stands in the prompt, and the prompt, with {} where it stands in another form."""
+        """Return the subject as it stands in the prompt, and the prompt, with {} for a subject in another form."""
         subject = self._first("subject")
         if subject is None:
             self._refuse_blank("subject")
@@ -275,26 +275,25 @@ class _Reading:
                 f"{'' if alike is None else f' (nearest is {show(alike)})'}; put {{}} where the subject stands",
                 kind="no place for the subject",
             )
-        found = prompt[slice(*span)]
-        self.forms.append(found)
-        self.notes += [Note(OTHER_FORM, f"{show(subject)} as {show(found)}")] if found != subject else []
-        return found, f"{prompt[: span[0]]}{SLOT}{prompt[span[1] :]}"
+        mention = prompt[slice(*span)]
+        self.forms.append(mention)
+        self.notes += [Note(OTHER_FORM, f"{show(subject)} as {show(mention)}")] if mention != subject else []
+        return mention, f"{prompt[: span[0]]}{SLOT}{prompt[span[1] :]}"
 
     def _probes(self, role: str, subject: str = SLOT) -> tuple[Probe, ...]:
-        """Return the prompts of a role, each with its answers; those by kind with the subject in them, as published."""
+        """Return the probes of a role; those grouped by kind have `subject` in their slots, as data sets have it."""
         fields, answers = self.fields.get(role, []), list(self.fields.get(f"{role} answers", []))
         probes: list[Probe] = []
         for name, value in fields:
             grouped = isinstance(value, Mapping)
             kind = name.rpartition(".")[2] if grouped and normal(name) != role else None
-            said = _answers_to(name, answers, len(fields) == 1)
-            asked = self._probes_of(name, value, said, kind)
-            probes += [probe.filled(subject) for probe in asked] if grouped else asked
+            field_probes = self._probes_of(name, value, _answers_to(name, answers, len(fields) == 1), kind)
+            probes += [probe.filled(subject) for probe in field_probes] if grouped else field_probes
         self.unread += [name for name, _ in answers]
         return tuple(probes)
 
     def _probes_of(self, name: str, value: Any, answers: Any = None, kind: str | None = None) -> list[Probe]:
-        """Return the probes of a field: prompts with `answers`, objects of a prompt and its answers, either by kind."""
+        """Return the probes of a field of prompts with `answers`, of objects with both, or of either by kind."""
         if isinstance(value, Probe):
             return [value]
         if isinstance(value, (list, tuple)) and any(isinstance(item, Mapping | Probe) for item in value):
@@ -306,80 +305,80 @@ class _Reading:
                 aliases = (*answers[1:], *value.get("aliases", ()))
                 value = {**value, "target": next(iter(answers), None), "aliases": aliases}
             return [Probe.of({"kind": kind, **value})]
-        says = key_of(value, ANSWERING)
-        asks = key_of(value, ("prompt",)) or (says and key_of(value, ASKING))
-        if asks is not None:
-            self.unread += [f"{name}.{key}" for key in value if key not in (asks, says)]
-            return _paired(name, value[asks], value.get(says), kind)
+        answer_key = key_of(value, ANSWERING)
+        prompt_key = key_of(value, ("prompt",)) or (answer_key and key_of(value, ASKING))
+        if prompt_key is not None:
+            self.unread += [f"{name}.{key}" for key in value if key not in (prompt_key, answer_key)]
+            return _paired(name, value[prompt_key], value.get(answer_key), kind)
         if "test_queries" in value:  # RippleEdits: queries with the condition under which they count
             return self._probes_of(name, value["test_queries"], None, kind)
-        return [p for key, held in value.items() for p in self._probes_of(f"{name}.{key}", held, None, str(key))]
+        return [p for key, group in value.items() for p in self._probes_of(f"{name}.{key}", group, None, str(key))]
 
     def _with_probes(self, fact: Fact) -> Fact:
-        """Add what follows from a fact, and sort what stays by what it is about.
+        """Add the probes of what follows from a fact, and sort those of what must stay by their subjects.
 
-        Files call "locality" what is about other relations of the subject (`same_subject`), about other subjects
-        (`neighbors`), and about neither: Natural Questions, known by their prefix, and prompts without an answer.
-        Forgetfulness of KnowEdit supposes that an object is added to a list: where its answer is the very object that
-        this edit replaces, keeping it would be failure, and it is left out.
+        Files use "locality" for other relations of the subject (`same_subject`), for other subjects (`neighbors`) and
+        for unrelated questions: Natural Questions, recognised by their prefix, and prompts without an answer.
+        KnowEdit's Forgetfulness supposes that an edit adds an object to a list. A probe of it whose answer is the
+        object that this edit replaces is left out, because keeping that object would be a failure.
         """
         groups: dict[str, list[Probe]] = {"neighbors": [], "same_subject": [], "locality": []}
-        names = {normal(name): isinstance(value, Mapping) for name, value in self.fields.get("locality", ())}
+        by_kind = {normal(name): isinstance(value, Mapping) for name, value in self.fields.get("locality", ())}
         for probe in self._probes("locality"):
             filled = probe.filled(fact.subject)
             about_subject = any(form.casefold() in filled.prompt.casefold() for form in self.forms)
             if probe.kind == "Forgetfulness" and probe.target and fact.previous in (probe.target, *probe.aliases):
                 self.notes.append(REPLACED)
-            elif filled.prompt.startswith(NATURAL_QUESTION) or "loc" in names:
+            elif filled.prompt.startswith(NATURAL_QUESTION) or "loc" in by_kind:
                 asked = probe.prompt.rstrip()  # as ROME and MEMIT ask: "nq question: who sang it?"
                 asked += "" if asked.endswith(QUESTION_MARKS) else "?"
                 groups["locality"].append(dataclasses.replace(probe, prompt=asked))
-            elif names.get("locality") is False:  # ffedit's own form
+            elif by_kind.get("locality") is False:  # ffedit's own form
                 groups["locality"].append(probe)
             elif about_subject and (probe.kind is not None or probe.target is None):
                 groups["same_subject"].append(filled)
             else:
                 groups["locality" if probe.target is None else "neighbors"].append(filled)
-        follows = self._probes("portability", fact.subject)
-        if any(probe.target is None for probe in follows):
+        portability = self._probes("portability", fact.subject)
+        if any(probe.target is None for probe in portability):
             self.notes.append(UNANSWERED)
         return dataclasses.replace(
             fact,
             neighbors=(*fact.neighbors, *groups["neighbors"]),
             same_subject=(*self._probes("same_subject"), *groups["same_subject"]),
             locality=tuple(groups["locality"]),
-            portability=tuple(probe for probe in follows if probe.target is not None),
+            portability=tuple(probe for probe in portability if probe.target is not None),
         )
 
     def _hint(self) -> str:
-        """Say which fields there are, and the `--map` that would most likely read them."""
+        """Return the end of a refusal: the fields of the record, and the `--map` that would most likely read them."""
         names = ", ".join(".".join(path) for path, _ in entries(self.record)) or "none"
-        found, guessed = f"; found the fields {show(names)}", self._guess()
+        listed, guessed = f"; found the fields {show(names)}", self._guess()
         if guessed.get("prompt") == UNNAMED and "subject" in self.fields:
-            return f"{found}; add a field prompt that the object completes, with {{}} for the subject"
+            return f"{listed}; add a field prompt that the object completes, with {{}} for the subject"
         if all(name == UNNAMED for name in guessed.values()):
-            return found
+            return listed
         option = ",".join(f"{role}={name}" for role, name in guessed.items())
-        return f"{found}; try --map {shlex.quote(option)}"
+        return f"{listed}; try --map {shlex.quote(option)}"
 
     def _guess(self) -> dict[str, str]:
-        """Guess which fields are what is not known: the longest text, the longest in it, and a name like a target's."""
-        texts = {".".join(path): str(found[0]) for path, value in entries(self.record) if (found := texts_of(value))}
-        known = {role: found[0][0] for role, found in self.fields.items() if found}
+        """Guess the fields of missing roles: the longest text, the longest in it, and a name like a target's."""
+        texts = {".".join(path): str(items[0]) for path, value in entries(self.record) if (items := texts_of(value))}
+        recognised = {role: fields[0][0] for role, fields in self.fields.items() if fields}
         guessed: dict[str, str] = {}
 
         def free() -> list[str]:
-            return [name for name in texts if name not in (*known.values(), *guessed.values())]
+            return [name for name in texts if name not in (*recognised.values(), *guessed.values())]
 
-        if "prompt" not in known:
+        if "prompt" not in recognised:
             guessed["prompt"] = max(free(), key=lambda name: len(texts[name]), default=UNNAMED)
-        prompt = texts.get((known | guessed)["prompt"], "")
+        prompt = texts.get((recognised | guessed)["prompt"], "")
         inside = [name for name in free() if texts[name].strip() in prompt]
-        if "subject" not in known and inside:
+        if "subject" not in recognised and inside:
             guessed["subject"] = max(inside, key=lambda name: len(texts[name]))
-        if "target" not in known and "answer" not in known:
+        if "target" not in recognised and "answer" not in recognised:
             names = f"{NAMES['target']} {NAMES['answer']}".split()
-            alike = {name: max(SequenceMatcher(None, normal(name), one).ratio() for one in names) for name in free()}
+            alike = {name: max(SequenceMatcher(None, normal(name), n).ratio() for n in names) for name in free()}
             guessed["target"] = max(alike, key=alike.__getitem__, default=UNNAMED)
         return guessed
 
@@ -391,12 +390,12 @@ def _prompts(*texts: Any) -> tuple[Any, ...]:
 def _texts_by_kind(value: Any) -> tuple[Any, ...]:
     texts = texts_of(value)
     if isinstance(value, Mapping) and not texts:
-        return tuple(text for held in value.values() for text in _texts_by_kind(held))
+        return tuple(text for group in value.values() for text in _texts_by_kind(group))
     return texts
 
 
 def _answers_to(name: str, answers: list[tuple[str, Any]], only: bool) -> Any:
-    """Take a field's answers out of the list of those left, by its name ("2hop_answer" to "2hop_question"), or None."""
+    """Remove from `answers` those of a field, by its name ("2hop_answer" to "2hop_question"); return them, or None."""
     pairs = [zip(normal(name), normal(other), strict=False) for other, _ in answers]
     common = [len([*takewhile(lambda pair: pair[0] == pair[1], pair)]) for pair in pairs]
     if not common or (max(common) < SHORTEST_PREFIX and not only):
@@ -404,16 +403,16 @@ def _answers_to(name: str, answers: list[tuple[str, Any]], only: bool) -> Any:
     return answers.pop(common.index(max(common)))[1]
 
 
-def _paired(name: str, asked: Any, answers: Any, kind: str | None) -> list[Probe]:
+def _paired(name: str, value: Any, answers: Any, kind: str | None) -> list[Probe]:
     """Join prompts with their answers, one to one or all to each; a prompt with several answers accepts any."""
-    prompts = texts_of(asked)
+    prompts = texts_of(value)
     if unfit := [prompt for prompt in prompts if not isinstance(prompt, str)]:
         raise FactError(f"{name} must be text, found {show(unfit[0])}")
-    said = list(answers) if isinstance(answers, (list, tuple)) and min(len(answers), len(prompts)) > 1 else None
-    if said is not None and len(said) != len(prompts):
-        raise FactError(f"{name} has {len(prompts)} prompts and {len(said)} answers to them; one for each was expected")
+    rows = list(answers) if isinstance(answers, (list, tuple)) and min(len(answers), len(prompts)) > 1 else None
+    if rows is not None and len(rows) != len(prompts):
+        raise FactError(f"{name} has {len(prompts)} prompts and {len(rows)} answers to them; one for each was expected")
     by_prompt: dict[str, list[Any]] = {}
-    for prompt, answer in zip(prompts, said or [answers] * len(prompts), strict=True):
+    for prompt, answer in zip(prompts, rows or [answers] * len(prompts), strict=True):
         by_prompt.setdefault(prompt, []).extend(texts_of(answer))
     return [
         Probe(with_slot(prompt), next(iter(names), None), kind, tuple(names[1:])) for prompt, names in by_prompt.items()

@@ -1,7 +1,7 @@
-"""Records in several languages: the part in one, and what the fact is in the others.
+"""Split records in several languages: the part in the language to write, and the parts in the others.
 
-A part is an object by the language's code or name, {"en": {...}, "de": {...}}, or the fields that have it at an end of
-their names, prompt_en and prompt_de.
+A part is an object under a language's code or English name, {"en": {...}, "de": {...}}, or the fields whose names begin
+or end in that, prompt_en and prompt_de.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ffedit.errors import FactError
 from ffedit.facts.synonyms import CLOSED, normal, role_of
 from ffedit.facts.values import Record, roles_of
 
-# ISO 639-1, and English names.
+# ISO 639-1 codes, and English names.
 CODES = """
 aa ab ae af ak am an ar as av ay az ba be bg bh bi bm bn bo br bs ca ce ch co cr cs cu cv cy da de dv dz ee el en eo es
 et eu fa ff fi fj fo fr fy ga gd gl gn gu gv ha he hi ho hr ht hu hy hz ia id ie ig ii ik io is it iu ja jv ka kg ki kj
@@ -39,10 +39,10 @@ def is_language(name: str) -> bool:
 
 
 def in_language(record: Record, language: str | None) -> tuple[Record, Record]:
-    """Return the part of a record in `language`, and the parts in the others by language.
+    """Return the part of a record in `language`, and the parts in other languages by their keys.
 
-    Without a language that is what stands beside the parts, where it has a prompt and an object, or a whole record of
-    at most one part. Raises FactError for several parts without a choice, and for a language that the record is not in.
+    Without a language, the first is the fields beside the parts, if they have a prompt and an object, or the whole
+    record of at most one part. Raises FactError for several parts without a language, and for one that is missing.
     """
     record = _by_language(record)
     keys = {str(key).casefold(): key for key, value in record.items() if _is_part(str(key), value)}
@@ -54,17 +54,17 @@ def in_language(record: Record, language: str | None) -> tuple[Record, Record]:
         if len(keys) < 2:
             return record, {}
     if language is None or language.casefold() not in keys:
-        there = ", ".join(map(str, keys.values()))
-        chosen = f"the record is in {there}; choose one: --language {next(iter(keys.values()), '')}"
-        absent = f"the record has no text in {language}, {f'only in {there}' if there else 'nor in any language'}"
-        raise FactError(chosen if language is None else absent, kind="no text in the language")
+        listed = ", ".join(map(str, keys.values()))
+        several = f"the record is in {listed}; choose one: --language {next(iter(keys.values()), '')}"
+        absent = f"the record has no text in {language}, {f'only in {listed}' if listed else 'nor in any language'}"
+        raise FactError(several if language is None else absent, kind="no text in the language")
     chosen = record[keys.pop(language.casefold())]
     common = {key: value for key, value in record.items() if value is not chosen and key not in keys.values()}
     return {**common, **chosen}, {key: record[key] for key in keys.values()}
 
 
 def _by_language(record: Record) -> Record:
-    """Put fields with a language in their names into a part for each that has an object and a prompt or paraphrase."""
+    """Move fields with a language in their names into its part, if that has an object and a prompt or paraphrase."""
     parts: dict[str, dict[str, Any]] = {}
     keys: dict[str, list[str]] = {}
     for key in map(str, record):
@@ -76,7 +76,7 @@ def _by_language(record: Record) -> Record:
         names = {role[0]: name for name in reversed(part) if (role := role_of((name,)))}
         if "prompt" not in names and "paraphrases" in names:
             part["prompt"] = part.pop(names["paraphrases"])
-        # "prompt_id" beside "prompt" is no Indonesian.
+        # "prompt_id" beside "prompt" is an identifier, not Indonesian.
         if not _has_both(part) or (language == "id" and _has_both(record)):
             del parts[language]
     moved = {key for language in parts for key in keys[language]}
@@ -88,5 +88,5 @@ def _is_part(key: str, value: Any) -> bool:
 
 
 def _has_both(value: Record) -> bool:
-    """Return whether an object has a prompt and an object of a fact."""
+    """Return whether a mapping has the prompt and the object of a fact."""
     return "prompt" in (roles := roles_of(value)) and not roles.isdisjoint({"target", "answer"})

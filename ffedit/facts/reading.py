@@ -1,7 +1,7 @@
-"""From files or data sets of facts, of any shape, to checked facts.
+"""Read checked facts from files or data sets of any shape.
 
-`sources.py` gives the records of a source one by one, `formats.py` reads each by its own shape. Here they are put
-together: records that say the same become one fact, those that contradict each other are set apart. None is skipped
+`sources.py` yields the records of a source one by one, `formats.py` reads each by its own shape. This module combines
+them: records that say the same become one fact, and those that contradict each other are left out. None is skipped
 silently: `sift_facts` lists each record that cannot be used with its reason, and `read_facts` refuses its source.
 """
 
@@ -22,10 +22,10 @@ from ffedit.facts.formats import Shape, parse
 from ffedit.facts.sources import Source, name_of, stream_records
 from ffedit.facts.text import counted
 
-MOST_NAMES = 20  # of fields that were not read
+MOST_NAMES = 20  # of unread fields in one line
 REPEATED = "repeats an earlier record: both are one fact"
 OVERWRITTEN = "a later record gives another object, which counts"
-# The number of a record, from 1; of several sources, with its source in front: "b.json, record 3".
+# Number of a record, from 1; if there are several sources, with its source in front: "b.json, record 3".
 Number: TypeAlias = "int | str"
 
 
@@ -50,10 +50,10 @@ class LeftOutRecords:
 class Sifted:
     """Content of one source of facts, or of several. Records are numbered from 1.
 
-    - `source`: its name, for messages; `records`: how many it has.
-    - `facts`: those that can be used, in order.
-    - `left_out`: (record, reason) for each record that cannot be used; `kinds`: in a few words, by record.
-    - `notes`: (record, note) for each item of a used record that a fact cannot hold, or that is read otherwise.
+    - `source`: its name, for messages; `records`: the number of its records.
+    - `facts`: the facts that can be used, in order.
+    - `left_out`: (record, reason) for each record that cannot be used; `kinds`: the kind of reason, by record.
+    - `notes`: (record, note) for each value of a used record that was left out, or not read as it is written.
     - `unread`: the fields that were not read, each with the number of records that have it.
     """
 
@@ -69,12 +69,12 @@ class Sifted:
         """Return all facts. Raises FactError, one line, where a record was left out."""
         if self.left_out:
             number, reason = self.left_out[0]
-            of = number if isinstance(number, str) else f"{self.source}, record {number}"
+            record = number if isinstance(number, str) else f"{self.source}, record {number}"
             good = self.records - len(self.left_out)
-            none = f" (none of {self.records} can be used)" if self.records > 1 else ""
-            some = f" ({counted(len(self.left_out), 'record')} of {self.records} cannot be used)"
-            goes_on = f"; --skip-bad uses the {counted(good, 'good record')}"
-            raise FactError(f"{of}: {reason}{some}{goes_on}" if good else f"{of}{none}: {reason}")
+            all_bad = f" (none of {self.records} can be used)" if self.records > 1 else ""
+            some_bad = f" ({counted(len(self.left_out), 'record')} of {self.records} cannot be used)"
+            advice = f"; --skip-bad uses the {counted(good, 'good record')}"
+            raise FactError(f"{record}: {reason}{some_bad}{advice}" if good else f"{record}{all_bad}: {reason}")
         return list(self.facts)
 
     @property
@@ -92,11 +92,11 @@ class Sifted:
     def noted(self) -> list[str]:
         """Return the notes, equal ones in one line with the number of their records, and a line on unread fields."""
         counts = Counter(note for _, note in self.notes)
-        first: dict[str, str] = {}
+        examples: dict[str, str] = {}
         for number, note in self.notes:
             example = getattr(note, "example", "")
-            first.setdefault(note, f"; the first is {_where(number)}: {example}" if example else "")
-        notes = [f"{self.source}: {note} ({counted(n, 'record')}{first[note]})" for note, n in counts.items()]
+            examples.setdefault(note, f"; the first is {_where(number)}: {example}" if example else "")
+        notes = [f"{self.source}: {note} ({counted(n, 'record')}{examples[note]})" for note, n in counts.items()]
         unread = ", ".join(f"{name} ({n})" for name, n in [*self.unread.items()][:MOST_NAMES])
         unread += f", and {len(self.unread) - MOST_NAMES} more" if len(self.unread) > MOST_NAMES else ""
         return [*notes, f"{self.source}: not read, with the number of records: {unread}"] if unread else notes
@@ -116,8 +116,8 @@ def read_facts(
             data set of the hub as owner/name[/file][#configuration][:split]; or a list of these. A path that exists
             always wins.
         need_targets: False also takes records without a new object (tracing sets).
-        fields: a field of `Fact` -> the name of the records' field for it, dotted where it is nested, for those that
-            are not recognised by their names: {"target": "object.new"}.
+        fields: for a field of `Fact`, the name of the records' field for it, with dots into nested objects, if it is
+            not recognised by its own name: {"target": "object.new"}.
         language: the language to write, if records have several; the others become `cross_lingual`.
 
     Records that ask the same of the same subject with the same target become one fact with the probes of all; with
@@ -141,9 +141,9 @@ def sift_facts(
 ) -> Sifted:
     """Read as `read_facts` does, but list the records that cannot be used instead of refusing the source.
 
-    Facts that are `together` are for one model. Where each is edited alone, records that ask the same stay separate
-    facts and may disagree, as some of CounterFact do; in a sequence of edits the later one counts. `where` is a field
-    and its value, as text: only records that have it are read. They keep their numbers.
+    If `together`, all facts are for one model. Else each is edited alone: records that ask the same stay separate facts
+    and may disagree, as some of CounterFact do. If `in_sequence`, the later of two facts that disagree counts. `where`
+    is a field and its value, as text: only records that have it are read. They keep their numbers.
 
     Raises:
         FactError: there is no such source, it holds no records, or none that matches `where` and can be used.
@@ -155,10 +155,10 @@ def sift_facts(
     sifting = _Sifting()
     for source in sources:
         name, before = name_of(source), len(sifting.numbers)
-        several = name if len(sources) > 1 else None
+        prefix = name if len(sources) > 1 else None
         for number, record in enumerate(stream_records(source), 1):
             if where is None or _has(record, *where):
-                sifting.add(number if several is None else f"{name}, record {number}", record, shape, several)
+                sifting.add(number if prefix is None else f"{name}, record {number}", record, shape, prefix)
         if where is not None and len(sifting.numbers) == before:
             raise FactError(
                 f"{name}: no record has {where[1]!r} in the field {where[0]!r}; name a field of the data and its value"
@@ -185,7 +185,7 @@ class _Sifting:
         self.unread: Counter[str] = Counter()
 
     def add(self, number: Number, record: Any, shape: Shape, source: str | None) -> None:
-        """Read a record; of several sources, a case id is told apart by its `source`."""
+        """Read a record; the `source`, if there are several, is put in front of its case id."""
         self.numbers.append(number)
         try:
             if isinstance(record, FactError):
@@ -202,7 +202,7 @@ class _Sifting:
         self.unread.update(parsed.unread)
 
     def sifted(self, source: str, together: bool, in_sequence: bool) -> Sifted:
-        """Return the result: repeats merged, contradictions and facts without an id of their own left out."""
+        """Return the result: repeats merged, contradictions and facts with a case id of another fact left out."""
         if together:
             self._set_apart(in_sequence)
             self._keep_whole_records()
@@ -247,20 +247,20 @@ class _Sifting:
         self.facts = [entry for position, entry in enumerate(self.facts) if position not in dropped]
 
     def _keep_whole_records(self) -> None:
-        """Drop the other facts of records that were left out for one of theirs."""
+        """Drop all facts of records that were left out for one of them."""
         self.facts = [(number, fact) for number, fact in self.facts if number not in self.left_out]
 
     def _merge_repeats(self) -> None:
         merged: dict[tuple[str, str], tuple[Number, Fact]] = {}
         for number, fact in self.facts:
-            first, known = merged.setdefault((fact.subject, fact.text), (number, fact))
+            first, earlier = merged.setdefault((fact.subject, fact.text), (number, fact))
             if first != number:
                 self.notes.append((number, REPEATED))
-                merged[fact.subject, fact.text] = first, _union(known, fact) if fact != known else known
+                merged[fact.subject, fact.text] = first, _union(earlier, fact) if fact != earlier else earlier
         self.facts = list(merged.values())
 
     def _check_ids(self) -> None:
-        """Leave out facts whose case id another fact has already: their results could not be told apart."""
+        """Leave out facts whose case id an earlier fact has: their results could not be distinguished."""
         owners: dict[str, Number] = {}
         kept = []
         for number, fact in self.facts:
@@ -280,7 +280,7 @@ def _disagreements(facts: Sequence[Fact]) -> Iterator[tuple[list[int], str]]:
     by_text: dict[tuple[str, str], list[int]] = {}
     for position, fact in enumerate(facts):
         by_text.setdefault((fact.subject, fact.text), []).append(position)
-    asking = [[position] for position in range(len(facts))]  # by position: those that ask the same, one list for all
+    asking = [[position] for position in range(len(facts))]  # by position: facts that ask the same share one list
     for pair in same_question(facts):
         fewer, more = sorted((asking[position] for position in pair), key=len)
         if fewer is not more:

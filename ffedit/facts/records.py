@@ -1,7 +1,7 @@
-"""The records that a value of JSON or YAML holds: itself, the items of lists and objects, or the rows of tables.
+"""Find the records in a value of JSON or YAML: itself, the items of lists and objects, or the rows of tables.
 
-What stands beside a list of records belongs to each of them: the prompt of a relation whose subjects are listed, say,
-or a title, which is named as not read.
+Fields beside a list of records belong to each of them: for example the prompt of a relation whose subjects are listed,
+or a title, which is then reported as not read.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ffedit.facts.synonyms import CLOSED, normal, role_of
 from ffedit.facts.values import Record, entries, roles_of, texts_of, with_slot
 
 OBJECTS = frozenset({"target", "answer"})
-# What records may have in common; their probes are of one record, and so is what names it.
+# Roles that records may share; probes belong to one record, and so do the roles that identify it.
 SHARED = frozenset({"prompt", "subject", "relation"})
 OWN = frozenset({"case_id", "occurrence", "previous"}) | OBJECTS
 
@@ -24,48 +24,48 @@ OWN = frozenset({"case_id", "occurrence", "previous"}) | OBJECTS
 def records_in(value: Any) -> list[Any]:
     """Return the records that a value holds, or the value alone where it holds none."""
     if isinstance(value, list):
-        return _from_rows(value) or [record for item in value for record in _held(item)]
+        return _from_rows(value) or [record for item in value for record in _records_inside(item)]
     if not isinstance(value, Mapping):
         return [value]
     if pairs := _questions_with_answers(value):
         return pairs
     if numbered := _by_number(value):
         return numbered
-    return _from_rows([value.get("columns"), value.get("data")]) or _from_columns(value) or _held(value)
+    return _from_rows([value.get("columns"), value.get("data")]) or _from_columns(value) or _records_inside(value)
 
 
-def _held(value: Any) -> list[Any]:
-    """Return the records in the lists and objects of an object, each with what stands beside them."""
-    if not isinstance(value, Mapping) or _is_one(value):
+def _records_inside(value: Any) -> list[Any]:
+    """Return the records in the lists and objects of an object, each with the fields beside them."""
+    if not isinstance(value, Mapping) or _is_record(value):
         return [value]
-    inside = [held for key, held in value.items() if isinstance(held, Mapping) and _may_hold(key)]
-    if many := [records for held in inside if len(records := _by_number(held) or _by_name(held)) > 1]:
-        return [record for records in many for record in records]
+    inside = [item for key, item in value.items() if isinstance(item, Mapping) and _may_hold(key)]
+    if groups := [records for item in inside if len(records := _by_number(item) or _by_name(item)) > 1]:
+        return [record for records in groups for record in records]
     if named := _by_name(value):
         return named
-    lists = {key: records_in(held) for key, held in value.items() if _is_list(held)}
-    full = {key: held for key, held in lists.items() if _may_hold(key) and any(map(_says_object, held))}
-    roles = roles_of({key: held for key, held in value.items() if key not in full})
+    lists = {key: records_in(item) for key, item in value.items() if _is_list(item)}
+    full = {key: records for key, records in lists.items() if _may_hold(key) and any(map(_says_object, records))}
+    roles = roles_of({key: item for key, item in value.items() if key not in full})
     if "prompt" in roles and (not full or "subject" in roles or roles & OBJECTS):
         return [value]
-    chosen = full or {key: held for key, held in lists.items() if role_of((str(key),)) is None}
-    items = [item for held in chosen.values() for item in held]
-    rest = {key: held for key, held in value.items() if key not in chosen and roles_of({key: held}).isdisjoint(OWN)}
+    chosen = full or {key: records for key, records in lists.items() if role_of((str(key),)) is None}
+    listed = [record for records in chosen.values() for record in records]
+    shared = {key: item for key, item in value.items() if key not in chosen and roles_of({key: item}).isdisjoint(OWN)}
     if not chosen:
-        within = [_held(held) for held in value.values() if isinstance(held, Mapping)]
-        return [record for records in within for record in records if records[0] not in value.values()] or [value]
-    if len(items) > 1 and not roles_of(rest) <= SHARED:
+        groups = [_records_inside(item) for item in value.values() if isinstance(item, Mapping)]
+        return [record for records in groups for record in records if records[0] not in value.values()] or [value]
+    if len(listed) > 1 and not roles_of(shared) <= SHARED:
         return [value]
-    return [{**rest, **item} if isinstance(item, Mapping) else item for item in items]
+    return [{**shared, **record} if isinstance(record, Mapping) else record for record in listed]
 
 
-def _is_one(value: Record) -> bool:
+def _is_record(value: Record) -> bool:
     return is_case(value) or any(normal(str(key)) in TURNS for key in value)
 
 
 def _says_object(value: Any) -> bool:
-    """Return whether an item of a list is a record of its own, and not only part of one."""
-    return isinstance(value, Mapping) and (_is_one(value) or not roles_of(value).isdisjoint(OBJECTS))
+    """Return whether an item of a list is a whole record, and not only part of one."""
+    return isinstance(value, Mapping) and (_is_record(value) or not roles_of(value).isdisjoint(OBJECTS))
 
 
 def _is_list(value: Any) -> bool:
@@ -80,42 +80,42 @@ def _may_hold(key: Any) -> bool:
 
 
 def _questions_with_answers(value: Record) -> list[Any]:
-    """Return the records of an object whose names are the prompts, and whose values the objects."""
-    whole = all(
-        isinstance(held, str) and " " in str(key).strip() and not role_of((str(key),)) for key, held in value.items()
+    """Return the records of a mapping from prompts to target objects; none for any other."""
+    asks = all(
+        isinstance(item, str) and " " in str(key).strip() and not role_of((str(key),)) for key, item in value.items()
     )
-    return [{"prompt": key, "target": held} for key, held in value.items()] if whole else []
+    return [{"prompt": key, "target": item} for key, item in value.items()] if asks else []
 
 
 def _by_number(value: Record) -> list[Any]:
-    held = list(value.values())
-    return held if all(isinstance(held, Mapping) and str(key).isdecimal() for key, held in value.items()) else []
+    numbered = all(isinstance(item, Mapping) and str(key).isdecimal() for key, item in value.items())
+    return list(value.values()) if numbered else []
 
 
 def _by_name(value: Record) -> list[Any]:
-    """Return the records of an object that has each by its subject, or as "edit_1", "edit_2"; not by language."""
-    if not value or not all(isinstance(held, Mapping) for held in value.values()):
+    """Return the records of an object whose keys are their subjects, or "edit_1", "edit_2"; none for languages."""
+    if not value or not all(isinstance(item, Mapping) for item in value.values()):
         return []
     if any(is_language(str(key)) or role_of((str(key),)) is not None for key in value):
         return []
-    if not all("prompt" in (roles := roles_of(held)) and roles & OBJECTS for held in value.values()):
+    if not all("prompt" in (roles := roles_of(item)) and roles & OBJECTS for item in value.values()):
         return []
-    records = [_about(str(key), held) for key, held in value.items()]
+    records = [_about(str(key), item) for key, item in value.items()]
     alike = len({normal(str(key)) for key in value}) == 1 < len(value)
     return records if alike or all("subject" in roles_of(record) for record in records) else []
 
 
 def _about(name: str, record: Record) -> Record:
-    """Return a record with its name as its subject, where it has none and its prompt is about that name."""
+    """Return a record with its key `name` as its subject, if it has none and its prompt has a slot or that name."""
     if "subject" in roles_of(record):
         return record
-    prompts = [texts_of(held) for path, held in entries(record) if (role := role_of(path)) and role[0] == "prompt"]
+    prompts = [texts_of(value) for path, value in entries(record) if (role := role_of(path)) and role[0] == "prompt"]
     prompt = str(with_slot(next((text for texts in prompts for text in texts), "")))
     return {"subject": name, **record} if SLOT in prompt or name in prompt else record
 
 
 def _from_rows(value: list[Any]) -> list[dict[str, Any]]:
-    """Return the rows of a list of lists whose first names the columns, or of that one and a list of the others."""
+    """Return the rows under a header: of a list of lists that begins with it, or of it and a list of rows."""
     if len(value) == 2 and isinstance(value[1], list) and all(isinstance(row, list) for row in value[1]):
         value = [value[0], *value[1]]
     if len(value) < 2 or not all(isinstance(row, list) for row in value):
@@ -127,17 +127,17 @@ def _from_rows(value: list[Any]) -> list[dict[str, Any]]:
 
 
 def _from_columns(value: Record) -> list[dict[str, Any]]:
-    """Return the rows of an object of columns, lists of one length or {"0": …, "1": …}; none where it is no such."""
-    columns = {key: rows for key, held in value.items() if (rows := _column(held)) is not None}
+    """Return the rows of an object of columns, lists of one length or {"0": …, "1": …}; none for any other."""
+    columns = {key: cells for key, item in value.items() if (cells := _column(item)) is not None}
     roles = {key: role[0] for key in columns if (role := role_of((str(key),))) is not None}
-    read = {*roles.values()}
-    if "target" not in read and "subject" not in roles_of(value) - read:
+    in_columns = {*roles.values()}
+    if "target" not in in_columns and "subject" not in roles_of(value) - in_columns:
         roles = {key: role.replace("answer", "target") for key, role in roles.items()}
     lengths = {len(columns[key]) for key, role in roles.items() if role in ("subject", "prompt", "target")}
     if len(lengths) != 1 or not {"prompt", "target"} <= {*roles.values()}:
         return []
     (count,) = lengths
-    return [{key: _at(held, i, count) for key, held in value.items()} for i in range(count)]
+    return [{key: _at(item, i, count) for key, item in value.items()} for i in range(count)]
 
 
 def _column(value: Any) -> list[Any] | None:
@@ -147,9 +147,9 @@ def _column(value: Any) -> list[Any] | None:
 
 
 def _at(value: Any, i: int, count: int) -> Any:
-    """Return what belongs to row `i` of `count`: of a column its cell, of an object of columns that of each."""
+    """Return the value in row `i` of `count`: the cell of a column, the cells of an object of columns, else `value`."""
     column = _column(value)
     if column is not None:
-        alone = count == 1 and isinstance(value, list)  # of one row, a list is read as its only text is
+        alone = count == 1 and isinstance(value, list)  # kept: a list of one text is read as that text is
         return column[i] if len(column) == count and not alone else value
-    return {key: _at(held, i, count) for key, held in value.items()} if isinstance(value, Mapping) else value
+    return {key: _at(item, i, count) for key, item in value.items()} if isinstance(value, Mapping) else value

@@ -1,6 +1,6 @@
-"""Shapes that say something else than the names of their fields do, rewritten into records of plain names.
+"""Rewrite records whose shape says more than the names of their fields into records of plain names.
 
-The cases of MQuAKE, conversations, an instruction with its input, a prompt in front of the subject and one behind it.
+These are cases of MQuAKE, conversations, an instruction with its input, and a prompt in two parts around the subject.
 Every other record is left as it is.
 """
 
@@ -16,7 +16,7 @@ from ffedit.facts.values import Record, texts_of
 
 TURNS = frozenset({"messages", "conversations", "conversation", "dialogue", "turns"})
 ASKS, ANSWERS = frozenset({"user", "human", "prompter"}), frozenset({"assistant", "gpt", "model", "bot"})
-# What is read of a case of MQuAKE.
+# Fields that are read from a case of MQuAKE.
 OF_CASE = frozenset(["case_id", "requested_rewrite", "questions", "new_answer", "new_answer_alias", "new_single_hops"])
 
 
@@ -27,7 +27,7 @@ def is_turns(value: Any) -> bool:
 
 
 def _speaker(turn: Record) -> str:
-    """Return who speaks a turn, {"role", "content"} or {"from", "value"}; an empty text where it does not say."""
+    """Return the speaker of a turn, {"role", "content"} or {"from", "value"}; empty text for anything else."""
     return str(turn.get("role", turn.get("from", ""))).casefold() if "content" in turn or "value" in turn else ""
 
 
@@ -39,8 +39,8 @@ def is_case(record: Record) -> bool:
 def edits_of(record: Record) -> Iterator[Record]:
     """Yield the edits of a case of MQuAKE (arXiv 2305.14795), each with its own question; any other record itself.
 
-    The new answer to a case's questions, three phrasings of one (section 3.3), follows from its edits: portability of
-    the last one, which needs the others as well. Aliases of an edit's object are in the single hop that asks for it.
+    The questions of a case, three phrasings of one (section 3.3), have a new answer that follows from all its edits:
+    they are `portability` of the last edit and need the others. Aliases of an edit's object are in its single hop.
     """
     if not is_case(record):
         yield record
@@ -54,8 +54,8 @@ def edits_of(record: Record) -> Iterator[Record]:
     for number, item in enumerate(rewrites, start=1):
         request = dict(_object("an item of requested_rewrite", item))
         question, new = request.pop("question", None), texts_of(request.get("target_new"))
-        asking = [hop for hop in hops if (hop.get("question"), hop.get("answer")) == (question, *new[:1])]
-        request |= {"paraphrases": question, "target_aliases": [hop.get("answer_alias") for hop in asking]}
+        own_hops = [hop for hop in hops if (hop.get("question"), hop.get("answer")) == (question, *new[:1])]
+        request |= {"paraphrases": question, "target_aliases": [hop.get("answer_alias") for hop in own_hops]}
         if case is not None:
             request["case_id"] = case if len(rewrites) == 1 else f"{case}.{number}"
         if number == len(rewrites):
@@ -78,7 +78,7 @@ def in_one_prompt(record: Record) -> Record:
     if (name := next((key for key in record if normal(str(key)) in TURNS), None)) and isinstance(record[name], list):
         return {**_without(record, name), **_conversation(name, record[name])}
     if any(map(is_turns, record.values())):  # a prompt and its completion, chosen or rejected, as conversations
-        return {key: _said(str(key), value) if is_turns(value) else value for key, value in record.items()}
+        return {key: _turns_text(str(key), value) if is_turns(value) else value for key, value in record.items()}
     if texts_of(record.get("instruction")) and texts_of(record.get("input")):
         return {**_without(record, "instruction", "input"), "prompt": f"{record['instruction']}\n{record['input']}"}
     before, after = record.get("relation_prefix"), record.get("relation_suffix")
@@ -90,22 +90,22 @@ def in_one_prompt(record: Record) -> Record:
 
 
 def _conversation(name: str, turns: Sequence[Any]) -> Record:
-    """Return question and answer of a conversation."""
+    """Return the question and the answer of a conversation."""
     questions, answers = _spoken(name, turns, ASKS), _spoken(name, turns, ANSWERS)
     if len(questions) != 1 or len(answers) != 1:
-        found = f"{len(questions)} questions and {len(answers)} answers"
-        raise FactError(f"{name} has {found}; one question with one answer was expected", kind="no single question")
+        counts = f"{len(questions)} questions and {len(answers)} answers"
+        raise FactError(f"{name} has {counts}; one question with one answer was expected", kind="no single question")
     return {"prompt": questions[0], "target": answers[0]}
 
 
-def _said(name: str, turns: Sequence[Any]) -> Any:
-    """Return what one field's conversation says: as a prompt its question, and else its answer."""
+def _turns_text(name: str, turns: Sequence[Any]) -> Any:
+    """Return the text of a field that is a conversation: its question if the field is a prompt, else its answer."""
     role = role_of((name,))
     asks = role is not None and role[0] == "prompt"
     spoken = _spoken(name, turns, ASKS if asks else ANSWERS)
     if len(_spoken(name, turns, ASKS)) > 1 or len(spoken) != 1:
-        found = f"{len(spoken)} {'questions' if asks else 'answers'} in {len(turns)} turns"
-        raise FactError(f"{name} has {found}; one question with one answer was expected", kind="no single question")
+        counts = f"{len(spoken)} {'questions' if asks else 'answers'} in {len(turns)} turns"
+        raise FactError(f"{name} has {counts}; one question with one answer was expected", kind="no single question")
     return spoken[0]
 
 

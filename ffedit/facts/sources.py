@@ -1,11 +1,11 @@
-"""The records of a file, of standard input, or of a data set, one after the other.
+"""Stream the records of a file, of standard input, or of a data set.
 
 A file is JSON (an object, a list, JSON lines, or values one after the other), a table with a header (CSV, TSV), YAML,
 or parquet or arrow; a folder of tables and a data set of the hub are read with the package `datasets` (an extra,
 imported when the first table is read; it runs no code that comes with a data set). JSON lines, CSV and tables are
 streamed: a record is read when it is asked for.
 
-What a value of JSON or YAML holds, one record or many, `records.py` tells.
+`records.py` finds the records, one or many, in a value of JSON or YAML.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ TABLE = re.compile(r"(?P<path>.+?)(#(?P<configuration>[\w.-]+))?(:(?P<split>[\w.
 HUB = re.compile(r"(?P<set>\w[\w.-]*/\w[\w.-]*)(/(?P<file>[\w./-]+))?")
 SUFFIXES = {".parquet": "parquet", ".arrow": "arrow"}
 DELIMITERS = ",;\t"
-OPEN = ("[", "{", ",", ":")  # ends of a line on which a JSON value is not whole
-# First bytes of what holds no facts, with what to do.
+OPEN = ("[", "{", ",", ":")  # at the end of a line: its JSON value continues on the next
+# First bytes of files that hold no facts, with what they are and what to do.
 NO_FACTS = {
     b"PK\x03\x04": "a workbook or a zip archive; save the sheet as CSV in UTF-8, or unpack it",
     b"\x1f\x8b": "compressed; unpack it: gunzip",
     b"version https://git-lfs": "a pointer of Git LFS and not the data; fetch it: git lfs pull",
 }
-EMPTY = frozenset({"nan", "null", "<na>"})  # what stands in a cell for nothing
+EMPTY = frozenset({"nan", "null", "<na>"})  # text of cells without a value
 
 Source: TypeAlias = "str | os.PathLike[str]"
 
@@ -82,40 +82,40 @@ def stream_records(path: Source) -> Iterator[Any]:
 
 
 def _lines(path: Source, name: str) -> Iterator[str]:
-    """Yield the lines of UTF-8, or of UTF-16 where a BOM says so (Excel's "Unicode text"), with ends, without BOM."""
-    at = 0
+    """Yield the lines of UTF-8, or of UTF-16 if a BOM says so (Excel's "Unicode text"), with line ends, without BOM."""
+    offset = 0
     try:
-        stdin: Any = getattr(sys.stdin, "buffer", sys.stdin)  # bytes where it has a buffer: always UTF-8
+        stdin: Any = getattr(sys.stdin, "buffer", sys.stdin)  # its bytes, if it has a buffer: always UTF-8
         if stdin is None and os.fspath(path) == "-":
             raise FactError("standard input is closed; name a file of facts, or send them there")
         with nullcontext(stdin) if os.fspath(path) == "-" else open(path, "rb") as stream:
             for line in stream:
-                if at == 0 and isinstance(line, bytes):
+                if offset == 0 and isinstance(line, bytes):
                     _refuse_other(name, line)
                     if line.startswith((BOM_UTF16_LE, BOM_UTF16_BE)):
                         rest: Any = stream.read()
                         yield from io.StringIO((line + rest).decode("utf-16"), newline="\n")
                         return
                 text = line if isinstance(line, str) else line.decode("utf-8")
-                yield text.removeprefix("\ufeff") if at == 0 else text
-                at += len(line)
+                yield text.removeprefix("\ufeff") if offset == 0 else text
+                offset += len(line)
     except FileNotFoundError:
         raise FactError(f"no file {name}; expected a file of facts, or - for standard input") from None
     except OSError as error:
         raise FactError(f"{name} cannot be read: {error.strerror or error}") from None
     except UnicodeDecodeError as error:
-        where = f"{name} is not UTF-8 text (byte {at + error.start})"
+        where = f"{name} is not UTF-8 text (byte {offset + error.start})"
         raise FactError(f"{where}; expected JSON, CSV or YAML, saved as UTF-8") from None
 
 
 def _refuse_other(name: str, head: bytes) -> None:
-    for magic, what in NO_FACTS.items():
+    for magic, kind in NO_FACTS.items():
         if head.startswith(magic):
-            raise FactError(f"{name} is {what}")
+            raise FactError(f"{name} is {kind}")
 
 
 def _reader(path: str, head: str) -> Callable[[str, Iterator[str]], Iterator[Any]]:
-    """Return the reader of a text by its suffix, or by its first line where the suffix does not say it."""
+    """Return the reader of a text by its suffix, or by its first line if the suffix says nothing."""
     suffix = Path(path).suffix.casefold()
     if suffix in (".yaml", ".yml"):
         return _yaml
@@ -130,7 +130,7 @@ def _reader(path: str, head: str) -> Callable[[str, Iterator[str]], Iterator[Any
 
 
 def _json(name: str, lines: Iterator[str]) -> Iterator[Any]:
-    """Yield the records of JSON lines, a FactError in place of a broken one; what is no value on one line, whole."""
+    """Yield the records of JSON lines, a FactError in place of a broken one; read any other JSON as a whole."""
     number, values = 0, 0
     line = next(lines, "")
     while line:
@@ -150,7 +150,7 @@ def _json(name: str, lines: Iterator[str]) -> Iterator[Any]:
 
 
 def _read_whole(name: str, lines: list[str], number: int, among_values: bool) -> Iterator[Any]:
-    """Yield the records of JSON values in lines from `number` on; `among_values`, a FactError for each broken line."""
+    """Yield the records of JSON in lines, numbered from `number`; if `among_values`, a FactError per broken line."""
     try:
         yield from [record for value in [*_values("".join(lines))] for record in records_in(value)]
     except (ValueError, RecursionError) as error:
@@ -158,11 +158,11 @@ def _read_whole(name: str, lines: list[str], number: int, among_values: bool) ->
             for i, line in enumerate(lines):
                 try:
                     yield from records_in(json.loads(line.rstrip("\r\n"))) if line.strip() else []
-                except (ValueError, RecursionError) as why:
-                    yield _broken_line(number + i, why)
+                except (ValueError, RecursionError) as line_error:
+                    yield _broken_line(number + i, line_error)
         elif isinstance(error, json.JSONDecodeError):
-            at = f"(line {number - 1 + error.lineno}, column {error.colno})"
-            raise FactError(f"{name} is not JSON {at}: {error.msg.removesuffix(' starting at')}") from None
+            position = f"(line {number - 1 + error.lineno}, column {error.colno})"
+            raise FactError(f"{name} is not JSON {position}: {error.msg.removesuffix(' starting at')}") from None
         else:
             raise FactError(f"{name} is not JSON that can be read: {error}") from None
 
@@ -175,9 +175,9 @@ def _is_object(line: str) -> bool:
 
 
 def _broken_line(number: int, error: Exception) -> FactError:
-    at = f" (column {error.colno})" if isinstance(error, json.JSONDecodeError) else ""
+    column = f" (column {error.colno})" if isinstance(error, json.JSONDecodeError) else ""
     why = getattr(error, "msg", str(error)).removesuffix(" starting at")
-    return FactError(f"line {number} is not JSON{at}: {why}", kind="a line that is not JSON")
+    return FactError(f"line {number} is not JSON{column}: {why}", kind="a line that is not JSON")
 
 
 def _values(text: str) -> Iterator[Any]:
@@ -189,7 +189,7 @@ def _values(text: str) -> Iterator[Any]:
 
 
 def _table(name: str, lines: Iterator[str], delimiter: str) -> Iterator[Any]:
-    """Yield the rows of a text table by the names in its first row; a FactError in place of one that is broken."""
+    """Yield the rows of a text table, by the names in its first row; a FactError in place of a broken row."""
     rows = csv.reader(lines, delimiter=delimiter, strict=True)
     try:
         header = [cell.strip() for cell in next((row for row in rows if any(row)), [])]
@@ -203,12 +203,12 @@ def _table(name: str, lines: Iterator[str], delimiter: str) -> Iterator[Any]:
         except StopIteration:
             return
         except csv.Error as error:
-            lost = f"line {first}" if rows.line_num == first else f"lines {first} to {rows.line_num}"
-            yield FactError(f"{lost}: {error}; is a quote open?", kind="a row that cannot be read")
+            where = f"line {first}" if rows.line_num == first else f"lines {first} to {rows.line_num}"
+            yield FactError(f"{where}: {error}; is a quote open?", kind="a row that cannot be read")
             continue
         if len(row) > len(header):
-            found = f"line {rows.line_num} has {len(row)} cells and the header {len(header)}"
-            yield FactError(f"{found}; put text that holds {delimiter!r} between quotes", kind="a row of more cells")
+            counts = f"line {rows.line_num} has {len(row)} cells and the header {len(header)}"
+            yield FactError(f"{counts}; put text that holds {delimiter!r} between quotes", kind="a row of more cells")
         elif any(cell.strip() for cell in row):
             yield {title: _cell(text) for title, text in zip(header, row, strict=False)}
 
@@ -232,15 +232,15 @@ def _cell(text: str) -> Any:
 
 
 class _Texts(yaml.SafeLoader):
-    """YAML whose plain scalars are text ("no" is a word, 1998 a name), null apart; without aliases."""
+    """YAML loader that reads plain scalars but null as text ("no" is a word, 1998 a name) and refuses aliases."""
 
     yaml_implicit_resolvers = {  # noqa: RUF012  # a loader's table, as PyYAML defines it
-        first: [(tag, pattern) for tag, pattern in resolvers if tag == "tag:yaml.org,2002:null"]
-        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+        initial: [(tag, pattern) for tag, pattern in resolvers if tag == "tag:yaml.org,2002:null"]
+        for initial, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        """Refuse an alias: aliases of aliases would be any number of records."""
+        """Refuse an alias: aliases of aliases could make any number of records."""
         if self.check_event(yaml.AliasEvent):
             mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
             raise yaml.MarkedYAMLError(problem="aliases are not read", problem_mark=mark)
@@ -279,8 +279,8 @@ class Table:
             raise FactError(f"{self.name}: to read it, pip install 'ffedit[datasets]'") from error
         with _explained(self):
             splits = self._splits(datasets)
-        only = next(iter(splits)) if len(splits) == 1 else ""
-        if (split := self.split or only) not in splits:
+        only_split = next(iter(splits)) if len(splits) == 1 else ""
+        if (split := self.split or only_split) not in splits:
             raise FactError(f"{self.name}: the splits are {', '.join(splits)}; add one behind a colon")
         rows = 0
         with _explained(self):

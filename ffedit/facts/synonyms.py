@@ -1,4 +1,4 @@
-"""The names that files of facts give to the same things, in one table.
+"""Names that files of facts use for the same fields, in one table.
 
 A name is compared without case, punctuation and a number at its end (`Target-New`, `targetNew` and `target_new2` are
 one), in the singular and the plural, and together with the name of the object that it stands in:
@@ -11,9 +11,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-# What may be read of a record, with its names; of two that stand in one record the earlier one is read. `answer` is
-# the new object where a record names no other, and else the old one, if it differs: "answers" of zsRE. "… answers" are
-# the answers to prompts that stand in a field of their own.
+# Roles of a record's fields, with their names; if a record has two names of a role, the earlier one is read. `answer`
+# is the new object if a record names no other, and else the old one, if it differs: "answers" of zsRE. "… answers" are
+# the answers to prompts of another field.
 NAMES = {
     "subject": "subject concept entity subj subject_name subject_label sub_label head ent",
     "prompt": "prompt prompts src question questions query text template edit_prompt input_prompt statement sentence "
@@ -57,14 +57,14 @@ NAMES = {
     "also": "also",
     "cross_lingual": "cross_lingual",
 }
-# Roles of one text, and roles of texts; the others are of prompts with answers.
+# Roles of one text, and roles of several texts; the others have prompts with answers.
 SCALARS = ("subject", "prompt", "target", "previous", "answer", "relation", "case_id", "occurrence")
 TEXTS = ("target_aliases", "paraphrases", "generation", "references", "also")
-# Fields of a fact, by which `--map` names a record's fields.
+# Fields of a fact, which `--map` maps to a record's fields.
 FIELDS = tuple(role for role in NAMES if role != "answer" and " " not in role)
-# What holds nothing of a fact, whatever names stand in it: results of a tool, and repetitions of the fact.
+# Objects that are not read, whatever their fields are called: results of a tool, and repetitions of the fact.
 CLOSED = frozenset({"pre", "post", "metrics", "scores", "results", "rewrite", "single_hops", "orig"})
-# What an object that stands for a text calls the text.
+# Names of the text in an object that stands for a text.
 TEXT_NAMES = ("str", "text", "value", "label", "name", "answer")
 RANKS = {name: (role, rank) for role, names in NAMES.items() for rank, name in enumerate(names.split())}
 
@@ -76,7 +76,7 @@ def normal(name: str) -> str:
 
 
 def role_of(path: Sequence[str]) -> tuple[str, int] | None:
-    """Return what the last name of a path stands for and its rank among the synonyms; None where it is not known."""
+    """Return the role of the last name of a path and its rank among the synonyms; None if it is not known."""
     *above, name = map(normal, path[-2:])
     if not above:
         return _rank(name)

@@ -43,7 +43,7 @@ def number(value: float) -> str:
 
 
 def token(text: str) -> str:
-    """Format a token on one line: without the spaces around it; of spaces only, "␣"."""
+    """Format a token on one line, without the spaces around it; a token of spaces only is "␣"."""
     return visible(text.strip(" ") or "␣")
 
 

@@ -18,8 +18,8 @@ from ffedit.facts.synonyms import CLOSED, SCALARS, TEXT_NAMES, normal, role_of
 Record: TypeAlias = Mapping[str, Any]
 Path: TypeAlias = tuple[str, ...]
 
-DEEPEST = 8  # objects within objects that are looked into
-# What other tools write for the subject, and for the object at the end of a prompt (LAMA).
+DEEPEST = 8  # levels of nested objects that are read
+# Marks of other tools for the subject, and for the object at the end of a prompt (LAMA).
 SLOTS = re.compile(r"\{(?:subject|entity|0)\}|\[(?:X|subject)\]|<subject>|%s")
 OBJECT_SLOT = re.compile(r"\s*(?:\[Y\]|\[MASK\]|<mask>|_{3,})\s*[.?!]?\s*$", re.I)
 OBJECT = re.compile(r"\[Y\]|\[MASK\]|<mask>")
@@ -32,7 +32,7 @@ STOPS = (".", "。")
 
 
 def entries(record: Record, above: Path = ()) -> Iterator[tuple[Path, Any]]:
-    """Yield the fields of a record with their paths; objects are looked into, except those that are a value."""
+    """Yield the fields of a record with their paths; objects are read field by field, except those that are a value."""
     for key, value in record.items():
         path = (*above, *filter(None, str(key).split("."))) or (str(key),)
         role = role_of(path)
@@ -46,7 +46,7 @@ def entries(record: Record, above: Path = ()) -> Iterator[tuple[Path, Any]]:
 
 
 def roles_of(record: Record) -> set[str]:
-    """Return what the fields of a record stand for."""
+    """Return the roles of the fields of a record."""
     return {role[0] for path, _ in entries(record) if (role := role_of(path)) is not None}
 
 
@@ -61,13 +61,13 @@ def at(record: Record, path: str) -> Any:
         elif isinstance(value, (list, tuple)) and step.isdecimal() and int(step) < len(value):
             value = value[int(step)]
         else:
-            names = [".".join(known) for known, _ in entries(record)]
+            names = [".".join(field) for field, _ in entries(record)]
             raise FactError(f"there is no field {path!r}{meant(path, names)}", kind="a missing field")
     return value
 
 
 def texts_of(value: Any) -> tuple[Any, ...]:
-    """Flatten a value into its texts, without what is empty, null or NaN; what is no text stays as it is."""
+    """Flatten a value into its texts, without empty text, null and NaN; values of other types stay as they are."""
     if value is None or is_blank(value) or (isinstance(value, float) and math.isnan(value)):
         return ()
     if isinstance(value, (list, tuple)):
@@ -79,14 +79,14 @@ def texts_of(value: Any) -> tuple[Any, ...]:
 
 
 def is_blank(value: Any) -> bool:
-    """Return whether a value is text without a letter."""
+    """Return whether a value is text of white space only, or empty."""
     return isinstance(value, str) and not value.strip()
 
 
 def key_of(value: Record, roles: Collection[str]) -> Any:
     """Return the first name in an object that has one of `roles` and holds texts; None if there is none."""
     return next(
-        (key for key, held in value.items() if (role := role_of((str(key),))) and role[0] in roles and _is_plain(held)),
+        (key for key, item in value.items() if (role := role_of((str(key),))) and role[0] in roles and _is_plain(item)),
         None,
     )
 
@@ -97,7 +97,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def with_slot(prompt: Any) -> Any:
-    """Write {} for other signs of the subject, and drop one for the object; FactError where that is not at the end."""
+    """Write {} for other marks of the subject, and drop a mark of the object; FactError if that is not at the end."""
     if not isinstance(prompt, str):
         return prompt
     text = OBJECT_SLOT.sub("", SLOTS.sub(SLOT, prompt))
@@ -110,12 +110,12 @@ def with_slot(prompt: Any) -> Any:
 
 
 def bare(name: str, prompt: str) -> str:
-    """Return an object's name without special tokens and the full stop behind it, unless the stop is its own."""
+    """Return an object's name without special tokens and the full stop behind it, unless the stop is part of it."""
     text = name.strip()
     while special := SPECIAL.search(text):
         text = text[: special.start()].rstrip()
     words = text[:-1].split()
     if not text.endswith(STOPS) or not words or len(words) > MOST_WORDS or prompt.rstrip().endswith(STOPS):
         return text
-    own = words[-1].casefold() in ABBREVIATED or len(words[-1]) == 1 or any("." in word for word in words)
-    return text if own else text[:-1].rstrip()
+    part_of_name = words[-1].casefold() in ABBREVIATED or len(words[-1]) == 1 or any("." in word for word in words)
+    return text if part_of_name else text[:-1].rstrip()

@@ -21,9 +21,9 @@ Read = TypeVar("Read")
 def check_free(target: Path, force: bool, folder: bool = False) -> None:
     """Refuse a target that exists (unless empty, or with `force`) or cannot be created; before any long work.
 
-    Even with `force`, a folder is replaced only if weights are in it, as in all that ffedit writes, and if the working
-    folder is not in it, and of files only GGUF files, and these not by a `folder`. What a killed process was about to
-    move there is moved first.
+    Even with `force`, a folder is replaced only if it holds weights, as all folders of ffedit do, and neither is nor
+    contains the working folder; a file, only if it is a GGUF file, and not by a `folder`. What a killed process was
+    about to move there is moved first.
     """
     with named_errors(target):
         sweep(target.absolute().parent, target.name)
@@ -50,9 +50,9 @@ def check_free(target: Path, force: bool, folder: bool = False) -> None:
 
 
 def check_file(target: Path, appended: bool = False) -> None:
-    """Refuse a folder, or a file that cannot be written, before any long work; what a killed process left goes.
+    """Refuse a folder, or a file that cannot be written, before any long work; delete what killed processes left.
 
-    What is `appended` to is not replaced, so that no other file need be made in its folder.
+    A file that is `appended` to is not replaced, so its folder need not be writable.
     """
     with named_errors(target):
         behind = behind_links(target)
@@ -68,7 +68,7 @@ def check_file(target: Path, appended: bool = False) -> None:
 
 def behind_links(target: Path) -> Path:
     """Return the path that `target` leads to; EditError where its links lead in a circle."""
-    behind = Path(os.path.realpath(target))  # which never fails: of a circle it gives one of the links
+    behind = Path(os.path.realpath(target))  # never fails: for a circle it returns one of the links
     if behind.is_symlink():
         raise EditError(f"{target}: is a link that leads in a circle; remove it, or name another path")
     return behind
@@ -119,9 +119,9 @@ def written(target: Path, force: bool = False) -> Iterator[Path]:
 
 
 def refuse_link(path: Path, base: Path) -> None:
-    """Refuse a link out of a checkpoint, or of the folder its config is in: whatever it leads to would be shipped.
+    """Refuse a link to a file outside both a checkpoint and the folder of its config file: it would be exported.
 
-    A snapshot in the hub's cache is a folder of links to one of blobs.
+    A snapshot in the hub's cache is a folder of links into a folder of blobs.
     """
     target, folders = path.resolve(), {base.resolve(), (base / "config.json").resolve().parent}
     if not folders & set(target.parents):
@@ -135,12 +135,12 @@ def read_whole(path: Path, read: Callable[[Path], Read]) -> Read:
     """
     while True:
         error: Exception | None = None
-        with path.open("rb") as held:  # while it is open, no other file has its number
+        with path.open("rb") as file:  # while it is open, no other file has its inode
             try:
                 content = read(path)
             except Exception as raised:  # where the sizes differ, torch raises a RuntimeError
                 error = raised
-            replaced = path.exists() and not os.path.samestat(os.fstat(held.fileno()), path.stat())
+            replaced = path.exists() and not os.path.samestat(os.fstat(file.fileno()), path.stat())
         if not replaced:
             if error is not None:
                 raise error
@@ -149,7 +149,7 @@ def read_whole(path: Path, read: Callable[[Path], Read]) -> Read:
 
 @contextmanager
 def os_errors() -> Iterator[None]:
-    """Raise an OSError for whatever the libraries raise that write a model: tokenizers a bare Exception, and so on."""
+    """Raise an OSError for any error of the libraries that write a model, such as the bare Exceptions of tokenizers."""
     try:
         yield
     except OSError:

@@ -1,9 +1,9 @@
-"""The cache of what is kept between runs: files and converted models, by the fingerprint of what they were made from.
+"""The cache of files and converted models that are kept between runs, by a hash of all that they depend on.
 
 An entry is written to a temporary path and moved in one step, so that two processes never see half of one. The cache is
 bounded: after a write, entries that were not used for long are deleted, then the least recently used ones
-until the rest fits. Its time of modification says when an entry was used; one that was used within `IN_USE` stays,
-since a process may still read it.
+until the rest fits. The time of modification of an entry says when it was last used; one that was used within `IN_USE`
+stays, since a process may still read it.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from ffedit.files.placing import LOCK, beside, claimed, sweep
 
 DAY = 24 * 60 * 60
 IN_USE = DAY  # seconds
-MAX_GB = 20.0  # of all entries
-MAX_DAYS = 90  # since an entry was last used
+MAX_GB = 20.0  # size of all entries
+MAX_DAYS = 90  # days since an entry was last used
 
 
 def max_bytes() -> float:
-    """Return how many bytes all entries may have: `FFEDIT_CACHE_MAX_GB`, or `MAX_GB`; EditError for no such number."""
+    """Return how many bytes all entries may have: `FFEDIT_CACHE_MAX_GB`, or `MAX_GB`; EditError if it is not a size."""
     text = os.environ.get("FFEDIT_CACHE_MAX_GB") or MAX_GB
     try:
         most = float(text) * 1e9
@@ -40,7 +40,7 @@ def max_bytes() -> float:
 
 
 def bounds() -> str:
-    """Say what is deleted after a write."""
+    """Describe which entries are deleted after a write."""
     return f"at most {max_bytes() / 1e9:g} GB, entries unused for {MAX_DAYS} days are deleted"
 
 
@@ -110,8 +110,8 @@ def sizes() -> dict[Path, int]:
 def prune(now: float) -> None:
     """Delete the entries that are too old, and those that there is no room for, the least recently used first.
 
-    `now` is a time of the file system's: a file server's clock may be another than this machine's, and where they are
-    days apart, entries would be deleted that were used a moment ago.
+    `now` is the file system's time: a file server's clock may be days apart from this machine's, by which entries that
+    were used a moment ago would be deleted.
     """
     for kind in folder().glob("*"):
         _sweep(kind)
@@ -136,9 +136,9 @@ def _sweep(kind: Path) -> None:
     sweep(kind)
     if (kind / LOCK).exists():
         try:
-            with claimed(kind):  # whose end deletes the lock
+            with claimed(kind):  # which deletes the lock at its end
                 pass
-        except EditError:  # a live process's
+        except EditError:  # a live process holds it
             return
 
 

@@ -27,8 +27,8 @@ T = TypeVar("T", bound=_Named)
 class Registry(Mapping[str, T]):
     """Objects by name; entry points are loaded when a name is first asked for, since their packages import ffedit.
 
-    They are ffedit's `own`, and those that `read` makes of the entry points of `group`: of the name of each, its
-    package and what was loaded. It raises where that is not of the expected kind.
+    They are ffedit's `own`, and those that `read` makes from the entry points of `group`: from the name, the package
+    and the loaded object of each. `read` raises where that object is not of the expected kind.
     """
 
     def __init__(self, group: str, own: Iterable[T], read: Callable[[str, str, Any], T]) -> None:
@@ -37,31 +37,31 @@ class Registry(Mapping[str, T]):
 
     @cached_property
     def _loaded(self) -> tuple[dict[str, T], dict[str, str]]:
-        known, broken = dict(self._own), {}
+        items, broken = dict(self._own), {}
         for point in entry_points(group=self._group):
             package = point.dist.name if point.dist is not None else point.value
             try:
                 item = self._read(point.name, package, point.load())
-                if item.name in known:
-                    raise FFEditError(f"there is {item.name!r} already, of {known[item.name].package}")
-                known[item.name] = item
-            except Exception as error:  # whatever another package does wrong is said, in one line
+                if item.name in items:
+                    raise FFEditError(f"there is {item.name!r} already, of {items[item.name].package}")
+                items[item.name] = item
+            except Exception as error:  # any error of another package is reported, in one line
                 broken[f"{point.name} ({package})"] = brief(error)
-        return known, broken
+        return items, broken
 
     @property
     def broken(self) -> Mapping[str, str]:
-        """Why an entry point added nothing, by "name (package)"."""
+        """Reason why an entry point added nothing, by "name (package)"."""
         return self._loaded[1]
 
     def add(self, item: T) -> None:
-        """Add an object for as long as this process lives, in place of one that was added under the same name.
+        """Add an object for as long as this process lives, in place of one that was added before under its name.
 
         Raises:
             FFEditError: ffedit, or an installed package, has an object of this name.
         """
-        if (known := self._loaded[0].get(item.name)) is not None:
-            raise FFEditError(f"there is {item.name!r} already, of {known.package}; choose another name")
+        if (existing := self._loaded[0].get(item.name)) is not None:
+            raise FFEditError(f"there is {item.name!r} already, of {existing.package}; choose another name")
         self._here[item.name] = item
 
     def reload(self) -> None:

@@ -28,9 +28,9 @@ from safetensors import SafetensorError
 
 from ffedit.errors import EditError, brief
 
-SUFFIX, RANDOM = ".unfinished", "[a-z0-9_]{8}"  # of a temporary folder: .TARGET.k3x_9a2b.unfinished
-LOCK, MADE, OLD = ".lock", "made", "old"  # in a temporary folder: the result, and what it replaces
-LONGEST = 60  # characters of the target's name in it: names of files have up to 255 bytes
+SUFFIX, RANDOM = ".unfinished", "[a-z0-9_]{8}"  # parts of a temporary folder's name: .TARGET.k3x_9a2b.unfinished
+LOCK, MADE, OLD = ".lock", "made", "old"  # in a temporary folder: its lock, the result, and what it replaces
+LONGEST = 60  # most characters of the target's name in such a name: names of files have up to 255 bytes
 
 
 @contextmanager
@@ -44,7 +44,7 @@ def named_errors(target: Path) -> Iterator[None]:
 
 @contextmanager
 def delay_interrupt() -> Iterator[None]:
-    """Delay an interrupt (Ctrl-C) until the end of the block, so that what it adds is added whole or not at all."""
+    """Delay an interrupt (Ctrl-C) until the end of the block, so that its changes are made whole or not at all."""
     main = threading.current_thread() is threading.main_thread()  # only this thread is interrupted or may set a handler
     before = signal.getsignal(signal.SIGINT)
     if not main or before is None:
@@ -86,8 +86,8 @@ def beside(target: Path) -> Iterator[Path]:
 def _delete(folder: Path) -> None:
     """Delete a temporary folder; what still cannot be deleted is left to the next `sweep`.
 
-    Twice, since another program (a virus scanner, a network file system) may hold a file for a moment, and what stays
-    would be inside a result where that is a folder.
+    It tries twice, since another program (a virus scanner, a network file system) may hold a file for a moment, and a
+    temporary folder that stays inside a result would be part of it.
     """
     for _ in range(2):
         shutil.rmtree(folder, ignore_errors=True)
@@ -100,27 +100,27 @@ def _prefix(name: str) -> str:
 def sweep(above: Path, name: str | None = None) -> None:
     """Finish the moves, and delete the temporary folders, that killed processes left in `above`.
 
-    `name` is that of the target whose folders are meant; None: all. Folders of other users stay, and where something
-    cannot be read or deleted, it is left to the next process.
+    `name` restricts this to the folders of the target of this name. Folders of other users stay, and what cannot be
+    read or deleted is left to the next process.
     """
     start = r"\..*" if name is None else re.escape(_prefix(name))
-    own = re.compile(rf"{start}{RANDOM}{re.escape(SUFFIX)}", re.DOTALL)
+    pattern = re.compile(rf"{start}{RANDOM}{re.escape(SUFFIX)}", re.DOTALL)
     try:
-        paths = [path for path in above.iterdir() if own.fullmatch(path.name)]
+        paths = [path for path in above.iterdir() if pattern.fullmatch(path.name)]
     except OSError:
         return
     for path in paths:
         try:
-            about = path.lstat()
-            # No link, and nobody else can have put anything into it.
-            if stat.S_ISDIR(about.st_mode) and (not hasattr(os, "getuid") or about.st_uid == os.getuid()):
+            status = path.lstat()
+            # A folder of this user's, not a link: nobody else can have put anything into it.
+            if stat.S_ISDIR(status.st_mode) and (not hasattr(os, "getuid") or status.st_uid == os.getuid()):
                 _recover(path)
         except OSError:  # Timeout, of a live process's lock, is an OSError
             continue
 
 
 def _recover(folder: Path) -> None:
-    """Finish the move that an abandoned folder is in, and delete it; Timeout if a process still works with it."""
+    """Finish the move that an abandoned folder is part of, and delete it; Timeout if a process still works with it."""
     with FileLock(folder / LOCK, timeout=0):
         for replaced in (folder / OLD).glob("*"):
             target = folder.parent / replaced.name
@@ -144,11 +144,10 @@ def refuse_existing(target: Path) -> None:
 
 @contextmanager
 def placed(target: Path, force: bool | None = None) -> Iterator[Path]:
-    """Yield a path to make a file or folder at, which takes the path `target` if the block ends without an error.
+    """Yield a path to make a file or folder at, which is moved to `target` if the block ends without an error.
 
-    With `force`, it replaces what is there; without, it is refused where another process has made `target` meanwhile.
-    By default, a file replaces it, and a folder is refused. Where it cannot be moved (EditError), everything is as
-    before.
+    `force` says whether it replaces a target that another process has made meanwhile, or is refused; by default, a file
+    replaces it, and a folder is refused. Where the move fails (EditError), everything is as before.
     """
     at = target.absolute()
     with ExitStack() as stack:

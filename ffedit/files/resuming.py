@@ -3,8 +3,8 @@
 Work of many small results appends each to a journal (`Journal`), work on tensors replaces its state from time to time
 (`save_state`). Both record the settings they were made with, and other settings are refused (`differences`). Meanwhile
 no other process works on the same folder (`claimed`), and an interrupt waits until the state is whole
-(`placing.delay_interrupt`). What cannot be written, or was damaged, is an EditError; but tensors that are `kept` in the
-cache are then made anew.
+(`placing.delay_interrupt`). A file that cannot be written, or is damaged, raises an EditError; but tensors that are
+`kept` in the cache are then made anew.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ if sys.platform != "win32":
 class Journal:
     """A file of JSON lines that grows while a run goes on: first its settings, where there are any, then its results.
 
-    It is begun if there is none. `settings` are everything on which results depend, plain JSON, and others than the
-    file's own are refused; None for a file of results alone.
+    It is begun if there is none. `settings`, plain JSON, are all on which results depend; a file with other settings is
+    refused (EditError). None: a file of results alone.
     """
 
     def __init__(self, path: Path, settings: Mapping[str, Any] | None = None) -> None:
@@ -52,9 +52,9 @@ class Journal:
                 raise EditError(f"{path}: begun with other settings ({other}); delete it, or name another folder")
 
     def add(self, *lines: Mapping[str, Any]) -> None:
-        """Append results, plain JSON, all of them in one write; first the settings, where the file is not there yet.
+        """Append results, plain JSON, in one write; a file that does not exist, or is empty, gets the settings first.
 
-        It is not there anymore where it was one of the cache, which was cleared meanwhile.
+        A file of the cache no longer exists if the cache was cleared meanwhile.
         """
         text = json_lines(lines)
         with named_errors(self.path):
@@ -65,12 +65,12 @@ class Journal:
                 file.write(((self._first if file.seek(0, os.SEEK_END) == 0 else "") + text).encode())
                 file.flush()
                 os.fsync(file.fileno())
-        # Parsed back, so that a run that is resumed has the same.
+        # Parsed back, so that a resumed run has the same values.
         self.lines += (unsealed(json.loads(line)) for line in text.split("\n")[:-1])
 
 
 def _lock(file: BinaryIO) -> None:
-    """Wait until no other process appends to a journal, which may be the cache's; closing the file releases it."""
+    """Lock a journal against other processes that append to it, as in the cache; closing the file unlocks it."""
     if sys.platform != "win32":
         try:
             fcntl.flock(file, fcntl.LOCK_EX)
@@ -168,8 +168,8 @@ def kept(path: Path, make: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]
         tensors, name = {}, None
     if name == path.name:
         # Copies are aligned as new memory is, so that products have the same bits.
-        return {part: tensor.clone() for part, tensor in tensors.items()}
+        return {key: tensor.clone() for key, tensor in tensors.items()}
     tensors = make()
-    saved = {part: tensor.cpu() for part, tensor in tensors.items()}
+    saved = {key: tensor.cpu() for key, tensor in tensors.items()}
     cache.write(path, partial(save_state, tensors=saved, values=path.name))
     return tensors

@@ -1,4 +1,4 @@
-"""Checksums that tell a file that was damaged: the CRC-32 of all the rest of it stands in the file itself.
+"""Checksums that show damage to a file: the file itself holds the CRC-32 of the rest of it.
 
 safetensors and JSON notice a flipped bit only where it breaks their form; in a number it would be a wrong number in
 silence. A checksum is for accidents (disks, copies, memory), not against somebody who would compute it anew. CRC-32
@@ -30,7 +30,7 @@ def seal(path: Path) -> None:
 
 
 def _order_metadata(path: Path) -> None:
-    """Order the metadata of a safetensors file by name: safetensors writes them in an order that is drawn by lot."""
+    """Order the metadata of a safetensors file by name: safetensors writes it in random order."""
     with path.open("r+b") as file:
         length = int.from_bytes(file.read(8), "little")
         written = file.read(length)
@@ -50,7 +50,7 @@ def check(path: Path) -> None:
 
 
 def _checksums(path: Path) -> tuple[int, bytes, bytes]:
-    """Return where the checksum of a safetensors file stands, the one that stands there, and the one of its content."""
+    """Return the position of the checksum in a safetensors file, the checksum there, and that of the content."""
     with path.open("rb") as file:
         size = file.read(8)
         length = int.from_bytes(size, "little")
@@ -65,7 +65,7 @@ def _checksums(path: Path) -> tuple[int, bytes, bytes]:
 
 
 def file_checksum(path: Path) -> str:
-    """Return the checksum of any file, for another one to hold."""
+    """Return the checksum of any file, for another file to hold."""
     total = 0
     with path.open("rb") as file:
         while chunk := file.read(CHUNK):

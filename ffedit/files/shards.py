@@ -1,4 +1,4 @@
-"""Files that a model's weights are in, found out without torch: one file, shards with an index, parts in GGUF."""
+"""Files that hold a model's weights, listed without torch: one file, shards with an index, or parts in GGUF."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ffedit.errors import ModelError, brief
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 GGUF_PART = re.compile(r"(?P<stem>.+)-\d{5}-of-(?P<count>\d{5})\.gguf", re.IGNORECASE)
-POINTER = b"version https://git-lfs."  # how the file begins that Git keeps in place of a large one
+POINTER = b"version https://git-lfs."  # beginning of the file that Git keeps in place of a large one
 
 
 def refuse_pickled(folder: Path, name: str) -> None:
@@ -29,7 +29,7 @@ def is_pointer(file: Path) -> bool:
     try:
         with file.open("rb") as opened:
             return opened.read(len(POINTER)) == POINTER
-    except OSError:  # whoever needs its content says so
+    except OSError:  # raised again by whoever reads the content
         return False
 
 
@@ -62,7 +62,7 @@ def _once(pairs: Sequence[tuple[str, object]]) -> dict[str, object]:
 
 
 def gguf_parts(file: Path) -> list[Path]:
-    """Return the files of a model in GGUF, in order: all parts of which `file` is one, or itself alone.
+    """Return the files of a model in GGUF, in order: all parts, of which `file` is one, or `file` alone.
 
     Raises ModelError where a part is missing.
     """

@@ -26,7 +26,7 @@ from ffedit.files.shards import INDEX, SINGLE, is_pointer, read_index, refuse_pi
 FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 NAMES = {dtype: name for name, dtype in FLOATS.items()}
 BLOCK = 1 << 18  # entries of a block; a few blocks are in memory at a time
-CHUNK = 1 << 22  # bytes
+CHUNK = 1 << 22  # bytes that are read at once
 # A matrix to be written: dtype, shape, consecutive blocks of rows.
 Matrix: TypeAlias = "tuple[torch.dtype, tuple[int, ...], Iterable[Tensor]]"
 
@@ -112,7 +112,7 @@ def of_expert(parameter: str) -> tuple[str, int | None]:
 
 
 def sample_of(tensor: Tensor, count: int) -> Tensor:
-    """Return the entries that `Stored.sample` reads, of a tensor in memory."""
+    """Return the entries of a tensor in memory that `Stored.sample` reads from a file."""
     flat = tensor.reshape(-1)
     return flat[:: max(1, len(flat) // count)][:count].cpu().double()
 
@@ -125,7 +125,7 @@ def row_blocks(rows: int, columns: int) -> Iterator[tuple[int, int]]:
 
 
 def read_header(path: Path) -> dict[str, Stored]:
-    """Read the tensors of one safetensors file; matrices of one that holds several are `name[0]`, `name[1]` and so on.
+    """List the tensors of a safetensors file; matrices of one with three dimensions are `name[0]`, `name[1]` and so on.
 
     Raises ModelError where there is no such file, or it is damaged.
     """
@@ -140,15 +140,15 @@ def read_header(path: Path) -> dict[str, Stored]:
         raise ModelError(f"{path}: no safetensors file that can be read ({brief(error)}); fetch it anew") from error
     header.pop("__metadata__", None)
     tensors: dict[str, Stored] = {}
-    for name, about in header.items():
-        (first, last), shape = about["data_offsets"], tuple(about["shape"])
+    for name, entry in header.items():
+        (first, last), shape = entry["data_offsets"], tuple(entry["shape"])
         start, size = 8 + length + first, last - first
         if len(shape) == 3 and all(shape):  # experts
             size //= shape[0]
             for i in range(shape[0]):
-                tensors[f"{name}[{i}]"] = Stored(path, start + i * size, size, about["dtype"], shape[1:])
+                tensors[f"{name}[{i}]"] = Stored(path, start + i * size, size, entry["dtype"], shape[1:])
         else:
-            tensors[name] = Stored(path, start, size, about["dtype"], shape)
+            tensors[name] = Stored(path, start, size, entry["dtype"], shape)
     return tensors
 
 
@@ -163,11 +163,11 @@ def contents(folder: Path) -> dict[str, Stored]:
         shards = read_index(index)
         tensors: dict[str, Stored] = {}
         for file in sorted(set(shards.values())):
-            held = read_header(folder / file)
-            if twice := sorted(held.keys() & tensors.keys()):
+            shard = read_header(folder / file)
+            if twice := sorted(shard.keys() & tensors.keys()):
                 first = tensors[twice[0]].file.name
                 raise ModelError(f"{folder}: {twice[0]} is in both {first} and {file}; fetch the checkpoint anew")
-            tensors |= held
+            tensors |= shard
         if lost := sorted(name for name in shards if name not in tensors and f"{name}[0]" not in tensors):
             raise ModelError(f"{index}: names {lost[0]}, which no shard holds; fetch the checkpoint anew")
         return tensors

@@ -25,7 +25,7 @@ TOKENS = 2048
 # Cost of one more batch, in tokens: a batch of fewer tokens is dominated by reading the weights.
 BATCH_COST = 32
 
-# How the failure of a device begins, as of one that was removed or a kernel that stopped; what follows differs.
+# How messages begin when a device fails, because it was removed or a kernel stopped; what follows differs.
 DEVICE_FAILED = (
     "CUDA error",
     "CUDA driver error",
@@ -58,13 +58,13 @@ def batches(lengths: Sequence[int], budget: int, cost: int = BATCH_COST) -> Iter
     Items of similar lengths share a batch: padded tokens, and `cost` tokens for each batch, are as few as can be.
     """
     distinct = sorted(set(lengths))
-    own: dict[int, list[int]] = {length: [] for length in distinct}
+    by_length: dict[int, list[int]] = {length: [] for length in distinct}
     for i, length in enumerate(lengths):
-        own[length].append(i)
-    upto = [0, *accumulate(len(own[length]) for length in distinct)]
+        by_length[length].append(i)
+    upto = [0, *accumulate(len(by_length[length]) for length in distinct)]
     runs = least_cost_runs(len(distinct), lambda first, end: (upto[end] - upto[first]) * distinct[end - 1] + cost)
     for first, end in runs:
-        members = [i for length in reversed(distinct[first:end]) for i in own[length]]
+        members = [i for length in reversed(distinct[first:end]) for i in by_length[length]]
         count, most = upto[end] - upto[first], max(1, budget // max(1, distinct[end - 1]))
         # Parts of about equal size: a small one costs nearly as much as a large one.
         size = ceil(count / ceil(count / most))
@@ -101,14 +101,14 @@ def split_on_oom(
     where there is no memory for a single item.
     """
     try:
-        done = work(items)
+        result = work(items)
     except (MemoryError, RuntimeError) as error:
         if not out_of_memory(error):
             raise
         if len(items) == 1:
             raise refusal from error
     else:
-        yield done
+        yield result
         return
     # Outside the handler, where the error no longer holds the failed work's tensors. cuBLAS and cuSOLVER allocate
     # beside torch's cache, which would keep what they need.
@@ -131,17 +131,17 @@ def refuse_out_of_memory(refusal: Exception) -> Iterator[None]:
 
 
 def device_failure(error: BaseException) -> str | None:
-    """Return in one line that memory or the device failed; None of any other error."""
-    said = str(error).strip().partition("\n")[0]
+    """Describe a failure of memory or the device in one line; None for any other error."""
+    message = str(error).strip().partition("\n")[0]
     if out_of_memory(error):
         return (
-            f"not enough memory ({said or type(error).__name__}); end other programs, or use fewer facts at once, "
+            f"not enough memory ({message or type(error).__name__}); end other programs, or use fewer facts at once, "
             "another --dtype or --device, or a smaller model"
         )
-    if said.startswith(DEVICE_FAILED):
+    if message.startswith(DEVICE_FAILED):
         return (
-            f"the device failed ({said}); run the same command again, which continues from saved work, or use another "
-            "--device"
+            f"the device failed ({message}); run the same command again, which continues from saved work, or use "
+            "another --device"
         )
     return None
 

@@ -2,14 +2,14 @@
 
 Contexts that begin alike are a tree: its tokens stand in one row, those of a common beginning once, and each token
 attends to those before it in its own context only. A row holds some hundred tokens, whether its contexts share any or
-not, so that hardly any is padded. A row too wide would cost more attention than it spares.
+not, so that hardly any is padded. A row too wide would cost more attention than it saves.
 
 The model receives each token's position, and a mask, which replaces its own. Where it takes none, or a layer attends to
 less than all earlier tokens (a sliding window shorter than a context), only a context that begins with all of another
-shares its row (`Editable.packed`). A configuration tells a window by many names, or not at all, so it is measured:
+shares its row (`Editable.packed`). Configurations call a window by many names, or do not mention it, so it is measured
 whether the last token of a text as long as the contexts sees its beginning, in each layer (`attends_to_all`). That
-takes two passes over one text, once a model and length, and only when contexts are as long. It compares numbers that
-are equal to the last bit where a window ends, while a window may change a text's logits by less than 16 bits show.
+takes two passes over one text, once for a model and length, and only when contexts are as long. The passes compare
+outputs of layers, equal to the last bit beyond a window; logits might change by less than 16 bits show.
 
 Rows run in batches of similar lengths, padded on the right, where nothing sees the padding.
 """
@@ -39,23 +39,23 @@ T = TypeVar("T")
 # returns what it computed at the (row, column) pairs, [k, 2].
 Read: TypeAlias = Callable[[Tensor, dict[str, Any], Tensor], T]
 
-# Tokens of a row, or so many times its longest context where that is more and contexts share half of their tokens.
+# Most tokens of a row: `WIDTH`, or `TIMES` its longest context if that is more and contexts share half their tokens.
 WIDTH, TIMES = 128, 4
 NO_MEMORY = "not enough memory to read a single text; use a smaller dtype, or another --device"
-# Implementations of attention that take a mask of each token with each.
+# Implementations of attention that take a mask [tokens, tokens].
 MASKED = ("eager", "sdpa")
-# Share of a context's tokens in front of it, one of which its last token has to see where none may be out of a window.
-# Of many, so that 16-bit numbers show it; a text that is as much longer is run.
+# Share of the tested length by which `attends_to_all` makes its text longer: so many tokens are changed at once that
+# 16-bit numbers show it.
 FRONT = 0.25
 
 
 @dataclass(frozen=True, eq=False)
 class Pass(Generic[T]):
-    """Result of one pass at the end of each of its contexts, and what goes on from there."""
+    """Result of one pass at the end of each of its contexts, and the prefixes for passes that continue them."""
 
     contexts: list[Context]
-    read: T  # of each context
-    prefixes: list[Prefix]  # of each; none where nothing was to be kept
+    read: T  # result of each context
+    prefixes: list[Prefix]  # prefix of each context; empty without `keep`
 
 
 @torch.no_grad()
@@ -75,24 +75,24 @@ def passes(
         budget: padded tokens in a batch; a batch has one row at least, and is halved where memory fails.
         read: runs the model, and returns what it computed.
         refusal: raised where there is no memory for a single context.
-        keep: whether the passes' keys and values are kept, for what goes on from them; in a model that is `resumable`.
+        keep: whether to keep the passes' keys and values, for passes that continue them; the model must be `resumable`.
     """
     # No row is longer than the budget.
     longest = longest_packed(editable, min(budget, max(map(len, contexts), default=0)))
-    # Apart, since the mask of trees in a batch is that of all its rows, and knows of no window.
-    for some, width in (
+    # Separately, since a batch with trees has one mask for all its rows, and that ignores windows.
+    for members, width in (
         ([context for context in contexts if len(context) > longest], 0),
         ([context for context in contexts if len(context) <= longest], editable.max_tokens),
     ):
-        rows = _rows(sorted(some), width, budget)
-        for batch in batches([len(row.ids) for row in rows], budget):
-            own = [rows[i] for i in batch]
-            every = [context for row in own for context in row.contexts]
+        rows = _rows(sorted(members), width, budget)
+        for indices in batches([len(row.ids) for row in rows], budget):
+            batch = [rows[i] for i in indices]
+            every = [context for row in batch for context in row.contexts]
 
             def run(
-                part: Sequence[Context], own: list[_Row] = own, count: int = len(every), width: int = width
+                subset: Sequence[Context], batch: list[_Row] = batch, count: int = len(every), width: int = width
             ) -> Pass[T]:
-                fitting = own if len(part) == count else _rows(sorted(part), width, budget)
+                fitting = batch if len(subset) == count else _rows(sorted(subset), width, budget)
                 return _run(editable, fitting, read, keep)
 
             yield from split_on_oom(run, every, refusal)
@@ -103,17 +103,17 @@ class _Row:
     """Contexts in one row: the tree of their tokens, in the order in which sorted contexts reach them."""
 
     ids: list[int] = field(default_factory=list)
-    parents: list[int] = field(default_factory=list)  # column of the token before each; −1 of a first one
+    parents: list[int] = field(default_factory=list)  # column of the token before each; −1 for a first one
     contexts: list[Context] = field(default_factory=list)
-    columns: list[list[int]] = field(default_factory=list)  # of each context's tokens
+    columns: list[list[int]] = field(default_factory=list)  # the columns of each context's tokens
 
     def common(self, context: Context) -> int:
-        """Return how many tokens `context` shares with the last one, thus with any: contexts come sorted."""
+        """Return how many tokens `context` shares with the last one: the most with any, since they come sorted."""
         pairs = zip(self.contexts[-1], context, strict=False)
         return len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
 
     def add(self, context: Context) -> None:
-        """Append the tokens that no earlier context shares."""
+        """Append the tokens of `context` that no earlier one shares."""
         common = self.common(context) if self.contexts else 0
         columns = self.columns[-1][:common] if self.contexts else []
         for token in context[common:]:
@@ -125,7 +125,7 @@ class _Row:
 
     @property
     def branches(self) -> bool:
-        """Return whether the tokens are more than those of one text, in order."""
+        """True if the row holds more than the tokens of one text, in order."""
         return len(self.ids) > len(self.contexts[-1])
 
 
@@ -162,16 +162,16 @@ def _run(editable: Editable, rows: Sequence[_Row], read: Read[T], keep: bool) ->
 
 
 def _tree(editable: Editable, rows: Sequence[_Row], width: int) -> dict[str, Tensor]:
-    """Return the mask and positions that make trees of rows; nothing where all are plain text."""
+    """Return the mask and positions that make trees of rows; empty if all are plain texts."""
     if not any(row.branches for row in rows):
         return {}
     seen = torch.eye(width, dtype=torch.bool).repeat(len(rows), 1, 1)
     positions = torch.zeros(len(rows), width, dtype=torch.long)
     for i, row in enumerate(rows):
-        own, depth = seen[i].numpy(), positions[i].numpy()
+        visible, depth = seen[i].numpy(), positions[i].numpy()
         for column, parent in enumerate(row.parents):
             if parent >= 0:
-                own[column] |= own[parent]
+                visible[column] |= visible[parent]
                 depth[column] = depth[parent] + 1
     dtype = editable.model.dtype
     mask = torch.zeros(seen.shape, dtype=dtype).masked_fill_(~seen, torch.finfo(dtype).min)
@@ -181,7 +181,7 @@ def _tree(editable: Editable, rows: Sequence[_Row], width: int) -> dict[str, Ten
 def longest_packed(editable: Editable, longest: int) -> int:
     """Return the most tokens of a context in which each layer attends to all earlier ones; 0 where none shares a row.
 
-    It is found as far as contexts of `longest` tokens ask for it, by doubling, and kept in the model.
+    It is searched for by doubling, only up to `longest` tokens, and kept in `Editable.packed`.
     """
     lengths = [editable.packed]
     while editable.packed and not editable.windowed and lengths[-1] < min(longest, editable.max_tokens):
@@ -198,8 +198,8 @@ def longest_packed(editable: Editable, longest: int) -> int:
 def attends_to_all(editable: Editable, length: int) -> bool:
     """Return True if in each layer the last of `length` tokens attends to all of them.
 
-    A text that is longer by n tokens is run twice, the second time with other states of its first n + 1 tokens in front
-    of each layer. Where no window ends in between, the layer's output at the last token differs.
+    A text that is longer by n tokens is run twice, the second time with the states of its first n + 1 tokens negated in
+    front of each layer. Where no window ends in between, the layer's output at the last token differs.
     """
     front = 1 + min(int(FRONT * length), editable.max_tokens - length)
     ids = editable.probe_ids(length + front - 1)
@@ -229,7 +229,7 @@ def attends_to_all(editable: Editable, length: int) -> bool:
 def check(editable: Editable, ids: Tensor) -> float:
     """Compare two texts that branch in one row with each alone: largest absolute difference of logits.
 
-    `ids` [1, n]: one is the text, the other leaves a token in the middle out. Infinite where the model takes no
+    The texts are `ids` [1, n], and the same without a token in the middle. Infinite where the model takes no
     positions, or its attention no such mask; FlashAttention would end all work on its device.
     """
     if editable.model.config._attn_implementation not in MASKED or not takes_positions(editable):
@@ -237,8 +237,8 @@ def check(editable: Editable, ids: Tensor) -> float:
     text = tuple(ids[0].tolist())
     texts = sorted([text, text[: len(text) // 2] + text[len(text) // 2 + 1 :]])
     row = _Row()
-    for one in texts:
-        row.add(one)
-    together = _run(editable, [row], lambda *given: logits_at(editable, *given), keep=False).read
-    alone = [editable.forward(torch.tensor([one])).logits[0, -1] for one in texts]
+    for context in texts:
+        row.add(context)
+    together = _run(editable, [row], lambda *inputs: logits_at(editable, *inputs), keep=False).read
+    alone = [editable.forward(torch.tensor([context])).logits[0, -1] for context in texts]
     return float((together - torch.stack(alone)).abs().max())

@@ -1,4 +1,4 @@
-"""Which text a computation is to use, and how much of it: no text is read here (`inference.text`)."""
+"""Choice of a text for a computation, and of its length; `inference.text` reads the text."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pathlib import Path
 
 from ffedit.errors import EditError, FFEditError
 
-# Given instead of a file: text sampled from the model.
+# Stands for text sampled from the model, instead of a file's path.
 SAMPLED = "sampled"
-# Fewest tokens for one subject, and for several; the largest number for many.
+# Fewest tokens for one subject; fewest for several; most for many.
 ONE, FEWEST, MOST = 2**12, 2**15, 2**17
-SEEDS = 2**32  # seeds are below it: what every generator of random numbers takes
+SEEDS = 2**32  # seeds are smaller, so that every random generator takes them
 LONGEST = 255  # bytes of a file's name
 # name, organisation/name, each with :configuration and perhaps :split behind it
 DATASET = re.compile(r"\w[\w.-]*(/[\w.-]+)?(:[\w.-]+){0,2}")
@@ -22,8 +22,8 @@ DATASET = re.compile(r"\w[\w.-]*(/[\w.-]+)?(:[\w.-]+){0,2}")
 def tokens_for(subjects: int, d_ff: int, names: bool = True) -> int:
     """Return the number of tokens of text to use for an edit of so many subjects in a layer of `d_ff` keys.
 
-    For one subject scores hardly depend on it from half a key for each dimension on, where the keys of `names` count
-    beside those of the text (docs/scale.md, "Fewer tokens"). Each fact may disturb directions that C has not seen; over
+    For one subject, scores hardly depend on it once there is half a key for each dimension, if `names` add keys to
+    those of the text (docs/scale.md, "Fewer tokens"). Each fact may disturb directions that C has not seen; over
     a batch this adds up, so that more text is worth its cost.
     """
     if subjects == 1 and names:
@@ -40,7 +40,7 @@ def as_seed(seed: object, error: type[FFEditError] = EditError) -> int:
 
 
 def check_corpus(corpus: object) -> None:
-    """Refuse what is neither a `Corpus` nor None."""
+    """Raise EditError for anything but a `Corpus` or None."""
     EditError.require(corpus, (Corpus, type(None)), "a text was expected; give it as ffedit.Corpus('file.txt')")
 
 
@@ -62,10 +62,10 @@ class Corpus:
 
     def __post_init__(self) -> None:
         EditError.require(self.path, (Path, str, type(None)), "the path of a text was expected")
-        said = str(self.path)
-        longest = max(len(part.encode("utf-8", "replace")) for part in said.split("/"))
-        if longest > LONGEST or "\n" in said or "\0" in said:
-            raise EditError(f"found {said[:40]!r}… where the path of a text was expected; write the text to a file")
+        path = str(self.path)
+        longest = max(len(part.encode("utf-8", "replace")) for part in path.split("/"))
+        if longest > LONGEST or "\n" in path or "\0" in path:
+            raise EditError(f"found {path[:40]!r}… where the path of a text was expected; write the text to a file")
         object.__setattr__(self, "tokens", EditError.whole("tokens", self.tokens, 1))
         object.__setattr__(self, "seed", as_seed(self.seed))
 
@@ -83,7 +83,7 @@ class Corpus:
         """Check that the source can be a text, before any long work.
 
         Raises:
-            EditError: no such file, and no dataset has such a name or none can be read.
+            EditError: there is no such file, and the name is no dataset's, or datasets cannot be read.
         """
         if self.named is None or Path(self.named).is_file():
             return

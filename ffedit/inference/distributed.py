@@ -62,28 +62,28 @@ class ProcessGroup:
         return [json.loads(bytes(text.tolist())) for text in texts]
 
     def exchange(self, own: Sequence[Tensor]) -> list[Tensor]:
-        """Return the tensors of all items, in their order, where each process has those `own` of its `share`.
+        """Return the tensors of all items, in order; `own` are those of this process's `share`, all of one dtype.
 
-        They are on the CPU where there are several processes, and of one dtype.
+        They are on the CPU where there are several processes.
         """
         if self.size == 1:
             return list(own)
         shapes = self.gather([[str(tensor.dtype).removeprefix("torch."), *tensor.shape] for tensor in own])
-        dtype = getattr(torch, next(name for of_one in shapes for name, *_ in of_one))
+        dtype = getattr(torch, next(name for listed in shapes for name, *_ in listed))
         flat = torch.cat([torch.zeros(0, dtype=dtype), *(tensor.detach().cpu().flatten() for tensor in own)])
         shares = [
             [
                 part.view(shape)
-                for part, (_, *shape) in zip(row.split([prod(s) for _, *s in of_one]), of_one, strict=True)
+                for part, (_, *shape) in zip(row.split([prod(s) for _, *s in listed]), listed, strict=True)
             ]
-            for row, of_one in zip(_all(flat, self.size), shapes, strict=True)
+            for row, listed in zip(_all(flat, self.size), shapes, strict=True)
         ]
         return interleaved(shares)
 
     def in_all(self, work: Callable[[], Result]) -> Result:
-        """Call `work` in every process, which exchanges nothing; an `FFEditError` in one of them is raised in all.
+        """Call `work`, which must exchange nothing, in every process; an `FFEditError` in one is raised in all.
 
-        Where memory or a device fails in one of them, all others raise an `EditError` that says in which.
+        Where memory or a device fails in one of them, all others raise an `EditError` that names it.
         """
         if self.size == 1:
             return work()
@@ -94,10 +94,10 @@ class ProcessGroup:
             result = work()
         except FFEditError as raised:
             error, words = raised, str(raised)
-        except (MemoryError, RuntimeError) as raised:  # of memory or a device, which the others may have
+        except (MemoryError, RuntimeError) as raised:  # memory or a device failed, perhaps here alone
             if device_failure(raised) is None:
                 raise
-            error = raised.with_traceback(None)  # which holds the tensors of the failed work
+            error = raised.with_traceback(None)  # the traceback holds the tensors of the failed work
             words = f"the process of rank {self.rank} (of {self.size}) failed: {brief(raised)}"
         problems = self.gather(None if error is None else [type(error).__name__, words])
         if error is not None:
@@ -114,15 +114,15 @@ class ProcessGroup:
         return self.gather(self.in_all(lambda: work() if self.first else None))[0]
 
     def agree(self, settings: Callable[[], Mapping[str, Any]]) -> None:
-        """Raise an EditError where a process works on something else than the first; `settings` (plain JSON) say what.
+        """Raise an EditError where the `settings` (plain JSON) of a process differ from those of the first.
 
-        They are asked for only where there are several processes.
+        `settings` is called only where there are several processes.
         """
         if self.size == 1:  # settings take time
             return
         first, *others = self.gather(dict(self.in_all(settings)))
         for rank, other in enumerate(others, 1):
-            differ = [f"{name} {own}, and {other.get(name)}" for name, own in first.items() if own != other.get(name)]
+            differ = [f"{key} {value}, and {other.get(key)}" for key, value in first.items() if value != other.get(key)]
             if differ:
                 raise EditError(
                     f"the processes of rank 0 and {rank} differ: {'; '.join(differ)}; give all processes the same "
@@ -193,7 +193,7 @@ def _all(own: Tensor, size: int) -> list[Tensor]:
 
 @contextmanager
 def _together() -> Iterator[None]:
-    """Say in one line that another process is gone, where an exchange with it fails."""
+    """Raise a ProcessError, in one line, where an exchange fails because another process has ended."""
     try:
         yield
     except RuntimeError as error:  # Gloo's and NCCL's words for a closed connection differ by system and version

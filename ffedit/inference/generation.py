@@ -1,8 +1,8 @@
 """Log-probabilities of given answers, and the model's own continuations.
 
-Probabilities are of the whole answer: the sum over its tokens of log p, in nats, in float32 or better. Free
-continuations are greedy, to the end of the text or turn; or drawn, with numbers given for each prompt, so that the draw
-of one does not depend on the others. Where there is no memory for a single text, a ModelError is raised.
+The log-probability of an answer is the sum of log p over its tokens, in nats, in float32 or better. Free continuations
+are greedy, to the end of the text or turn; or drawn by random numbers of each prompt's own, so that the draw for one
+does not depend on the others. Where there is no memory for a single text, a ModelError is raised.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ffedit.inference.replay import Past, Prefix, cache_of, inputs_after
 from ffedit.model.editable import Editable
 from ffedit.model.tokenization import UNFINISHED, Encoded, decode, pad
 
-ANSWER_TOKENS = 8  # in which the first word of a continuation is looked for
+ANSWER_TOKENS = 8  # tokens of a continuation in which its first word is looked for
 
 
 def answer_reads(encoded: Sequence[Encoded]) -> Tensor:
@@ -55,28 +55,28 @@ def own_answers(editable: Editable, prompts: Sequence[Encoded]) -> list[Encoded 
 
     None where no word comes within `ANSWER_TOKENS`: the text or the turn ends, or there are only blanks.
     """
-    said = continuations(editable, [prompt.ids for prompt in prompts], ANSWER_TOKENS)
-    return [_first_word(editable, prompt, new) for prompt, new in zip(prompts, said, strict=True)]
+    continued = continuations(editable, [prompt.ids for prompt in prompts], ANSWER_TOKENS)
+    return [_first_word(editable, prompt, new) for prompt, new in zip(prompts, continued, strict=True)]
 
 
 def with_own_answers(editable: Editable, prompts: Sequence[Encoded]) -> list[Encoded]:
-    """Return each of `prompts` as `own_answers` does; where there is no word, with the likeliest first word instead."""
-    own = own_answers(editable, prompts)
-    return [answer or _likeliest_word(editable, prompt) for answer, prompt in zip(own, prompts, strict=True)]
+    """Return each of `prompts` as `own_answers` does; where that finds no word, with the likeliest first word."""
+    answers = own_answers(editable, prompts)
+    return [answer or _likeliest_word(editable, prompt) for answer, prompt in zip(answers, prompts, strict=True)]
 
 
-def _first_word(editable: Editable, prompt: Encoded, said: Sequence[int]) -> Encoded | None:
-    said = _text(editable, said)
+def _first_word(editable: Editable, prompt: Encoded, new: Sequence[int]) -> Encoded | None:
+    new = _text(editable, new)
     before = len(decode(editable.tokenizer, prompt.ids))
     size = 0
-    for longer in range(1, len(said) + 1):
-        text = decode(editable.tokenizer, [*prompt.ids, *said[:longer]])[before:]
+    for longer in range(1, len(new) + 1):
+        text = decode(editable.tokenizer, [*prompt.ids, *new[:longer]])[before:]
         if text.endswith(UNFINISHED):
             continue
         if size and (len(text.split()) > 1 or (text.strip() and not text.strip()[-1].isalnum())):
             break
         size = longer
-    ids = (*prompt.ids, *said[:size])
+    ids = (*prompt.ids, *new[:size])
     text = decode(editable.tokenizer, ids)
     return replace(prompt, text=text, ids=ids) if text[before:].strip() else None
 
@@ -96,7 +96,7 @@ def _likeliest_word(editable: Editable, prompt: Encoded) -> Encoded:
 
 
 def _text(editable: Editable, ids: Sequence[int]) -> list[int]:
-    """Return `ids` up to the first that is no text: an end, or another special token."""
+    """Return `ids` up to the first that stands for no text: an end, or another special token."""
     silent = editable.ends | editable.special
     return list(takewhile(lambda token: token not in silent, ids))
 
@@ -113,7 +113,7 @@ def greedy(logits: Tensor, step: int) -> Tensor:
 
 
 def drawn(numbers: Tensor, top: int | None = None) -> Chooser:
-    """Draw by each row's own `numbers` [n, steps], uniform in 0 to 1, from all tokens or the `top` likeliest."""
+    """Return a chooser that draws by each row's `numbers` [n, steps], uniform in 0 to 1, from all or `top` tokens."""
 
     def choose(logits: Tensor, step: int) -> Tensor:
         if top is not None:
@@ -123,8 +123,8 @@ def drawn(numbers: Tensor, top: int | None = None) -> Chooser:
         chosen = []
         # Row by row, which takes less memory; on the CPU, where a sum has the same bits each time.
         for row, number in zip(logits, numbers[:, step], strict=True):
-            passed = double(row.float().softmax(-1).cpu()).cumsum(-1)
-            chosen.append(torch.searchsorted(passed, number * passed[-1:], right=True))
+            cumulative = double(row.float().softmax(-1).cpu()).cumsum(-1)
+            chosen.append(torch.searchsorted(cumulative, number * cumulative[-1:], right=True))
         return torch.stack(chosen)
 
     return choose
@@ -141,23 +141,22 @@ def continuations(
 ) -> list[list[int]]:
     """Return the next `count` token ids of each prompt.
 
-    Greedy, with fewer tokens where the text or turn ends: up to that end, which is among them. Or drawn by `numbers`
-    [prompts, count], float64, uniform in 0 to 1, on the CPU: from the `top` likeliest tokens, or from all; these do not
-    stop at an end.
+    They are greedy, up to and including the token that ends the text or turn; or drawn by `numbers` [prompts, count],
+    float64, uniform in 0 to 1, on the CPU, from the `top` likeliest tokens or from all, without a stop at an end.
 
     Prompts of different lengths share a batch where the model allows it (`Editable.ragged`), padded on the left and
-    masked; where not, only those of one length do. Fewer tokens come where the model's context ends. Where memory
-    fails, batches are smaller, with the same result.
+    masked; where not, only those of one length do. There are fewer tokens where the model's context ends. Where
+    memory fails, batches are smaller, with the same result.
 
-    What `intervene` changes in the passes over the prompts themselves, the continuation sees: it goes on from the keys
-    and values that these left, or, where there are none, each of its steps is such a pass.
+    `intervene` acts on the passes over the prompts themselves. Its changes reach the continuation by the keys and
+    values that these passes leave; in a model without these, each step is such a pass.
     """
 
-    def said(rows: Sequence[int]) -> list[list[int]]:
+    def continued(rows: Sequence[int]) -> list[list[int]]:
         choose = greedy if numbers is None else drawn(numbers[list(rows)], top)
         ends: Collection[int] = editable.ends if choose is greedy else ()
-        own = [prompts[i] for i in rows]
-        return until(_continue(editable, own, count, choose, ends, intervene).tolist(), ends)
+        batch_prompts = [prompts[i] for i in rows]
+        return until(_continue(editable, batch_prompts, count, choose, ends, intervene).tolist(), ends)
 
     lengths = [len(ids) for ids in prompts]
     groups: dict[int, list[int]] = defaultdict(list)
@@ -167,28 +166,28 @@ def continuations(
     for members in groups.values():
         for batch in batches([lengths[i] + count for i in members], TOKENS, (1 + count) * BATCH_COST):
             rows = [members[i] for i in batch]
-            parts = chain.from_iterable(split_on_oom(said, rows, ModelError(NO_MEMORY)))
-            for row, new in zip(rows, parts, strict=True):
+            answers = chain.from_iterable(split_on_oom(continued, rows, ModelError(NO_MEMORY)))
+            for row, new in zip(rows, answers, strict=True):
                 result[row] = new
     return result
 
 
 def until(rows: Sequence[Sequence[int]], ends: Collection[int]) -> list[list[int]]:
-    """Return each of `rows` up to its first token of `ends`, which is among what is returned."""
+    """Return each of `rows` up to and including its first token that is one of `ends`."""
     stops = (next((i for i, token in enumerate(row, 1) if token in ends), len(row)) for row in rows)
     return [list(row[:stop]) for row, stop in zip(rows, stops, strict=True)]
 
 
 def words(editable: Editable, ids: Sequence[int]) -> str:
-    """Decode `ids` up to the first special token, the end of the text or turn among them; white space normalised.
+    """Decode `ids` up to the first special token, such as the end of the text or turn, and normalise white space.
 
-    Of a character whose bytes the last token cuts, nothing is left.
+    A last character of which bytes are missing is left out.
     """
     return " ".join(decode(editable.tokenizer, _text(editable, ids)).rstrip("\ufffd").split())
 
 
 def completions(editable: Editable, prompts: Sequence[str], count: int) -> list[str]:
-    """Return the greedy continuation of each of `prompts`, as text of `count` tokens."""
+    """Return the greedy continuation of each of `prompts`, as text of up to `count` tokens."""
     ids = [editable.encode(prompt, max_tokens=editable.max_tokens - count).ids for prompt in prompts]
     return [words(editable, new) for new in continuations(editable, ids, count)]
 
@@ -211,7 +210,7 @@ def _continue(
     new = choose(logits, 0)
     if cache is not None:
         past = Past.of(cache)
-        prefixes = [Prefix(past, i, range(len(own))) for i, own in enumerate(prompts)]
+        prefixes = [Prefix(past, i, range(len(prompt))) for i, prompt in enumerate(prompts)]
         return continue_from(editable, prefixes, new, count, choose, ends)
     new, rows = new.repeat(1, count), torch.arange(len(ids))
     for step in range(1, count):  # all prompts are of one length
@@ -233,17 +232,17 @@ def continue_from(
     ends: Collection[int] = (),
     step_of: Callable[[Tensor], AbstractContextManager[object]] = nullcontext,
 ) -> Tensor:
-    """Return `count` next tokens of n rows that were run, [n, count], the first of which are known.
+    """Continue n rows that have been run; return their next `count` tokens, [n, count], of which the first are known.
 
-    Where each row has a `count` of its own, the rest of its tokens are the last of these again.
+    A row with a smaller `count` of its own repeats its last token.
 
     Args:
         editable: the model; one that is not `ragged` takes rows of one length only.
-        prefixes: where each row's tokens stand.
+        prefixes: keys and values of each row's tokens.
         first: the token after these, [n, 1].
-        count: number of tokens, of all rows or of each; there is room for them in the model's context.
+        count: number of tokens, of all rows or of each; they must fit into the model's context.
         choose: chooses each next token, of the rows that go on.
-        ends: tokens after which a row does not go on: the rest of its tokens are that one again.
+        ends: tokens that end a row, which then repeats its last token.
         step_of: makes a context manager for a step of the model, from the numbers of the rows that go on.
     """
     lengths = torch.tensor([len(prefix) for prefix in prefixes])
@@ -257,7 +256,7 @@ def continue_from(
         if bool(ended.any()):
             cache.batch_select_indices((~ended).nonzero()[:, 0])
             rows, lengths = rows[~ended], lengths[~ended]
-        # The tokens that were added fill their columns in every row.
+        # The new tokens fill their columns in every row.
         inputs = {"cache": cache, "use_cache": True, **inputs_after(editable, lengths + step - 1, width + step - 1, 1)}
         with step_of(rows):
             logits = replay.logits_at(editable, new[rows, step - 1 : step], inputs, _last(len(rows)))
@@ -266,7 +265,7 @@ def continue_from(
 
 
 def _ended(tokens: Tensor, ends: Collection[int]) -> Tensor:
-    """Return which of `tokens` [n] are among `ends`, [n]."""
+    """Return, for each of `tokens` [n], whether it is one of `ends`, [n]."""
     return torch.isin(tokens, torch.tensor(sorted(ends), dtype=tokens.dtype))
 
 

@@ -1,7 +1,7 @@
-"""Names of all kinds that ship with ffedit, and short texts that mention one.
+"""Names of all kinds, which come with ffedit, and short texts that mention one.
 
 Some thousands of people, places, works, companies, animals, ..., a tenth of them in other scripts than the Latin one,
-written for ffedit. They stand for all that a model may call by a name. A mention says nothing of what it names.
+written for ffedit. They represent all that a model may know by a name. A mention says nothing about it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ffedit.model.editable import Editable
 from ffedit.model.tokenization import Encoded
 
 NAMES = Path(__file__).with_name("names.txt")
-# What stands in front of a name.
+# Words in front of a name.
 MENTIONS = (
     "I think that",
     "The story of",
@@ -30,7 +30,7 @@ MENTIONS = (
 
 @once
 def names() -> tuple[str, ...]:
-    """Return the names that ship, each once."""
+    """Return the names that come with ffedit."""
     lines = NAMES.read_text(encoding="utf-8").splitlines()
     return tuple(line for line in lines if not line.startswith("# "))
 
@@ -42,11 +42,11 @@ def mention(editable: Editable, name: str, lead: str, fact_token: FactToken = "s
 
 
 def alike(name: str, other: str) -> bool:
-    """Return True if one of two names is the other, or words of it, whatever the case."""
+    """Return True if one of two names equals the other, or whole words in it, whatever the case."""
     return stands_in(name, other) or stands_in(other, name)
 
 
 def stands_in(name: str, text: str) -> bool:
-    """Return True if `text` holds the words of a name, whatever the case."""
+    """Return True if `text` contains a name as whole words, whatever the case."""
     name, text = name.casefold(), text.casefold()
     return name in text and re.search(rf"(?<!\w){re.escape(name)}(?!\w)", text) is not None

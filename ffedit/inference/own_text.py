@@ -4,17 +4,17 @@ It begins as the model's texts do: with the tokens that its tokenizer puts in fr
 stay in front of each row. Where the tokenizer puts nothing, a first token is needed all the same, and it is
 
 - the first word of a sentence of the neutral text, if the model predicts that text well: part of the row, as any word.
-  It is said behind a line break, which is not: as the first token, an attention sink, the word would tell nothing;
+  A line break, not part of the row, stands before it: as first token, an attention sink, the word would tell nothing;
 - else the token between documents (BOS or EOS) after which a model was trained to begin. No text begins with it, so it
-  is not part of the row. The mark of a chat, a token that its template writes, is none: what follows is a role;
+  is not part of the row. A token that the chat template writes is no such token: a role follows it;
 - else any token but a special one.
 
-Rows of text are drawn from the whole distribution. C is then the moment of the keys of what the model says, as often as
-it says it; and drift, the mean of a divergence per token, is by the chain rule the divergence between the edited
+Rows of text are drawn from the whole distribution. C is then the moment of keys as frequent as in the model's own
+text; and drift, the mean of a divergence per token, is by the chain rule the divergence between the edited
 model's text and the unedited one's. Text of the likeliest tokens only would leave out names, and count the rest double.
 
-Contexts are a few short texts that a prompt is put behind, where a draw from the tail (a tag, a line of code) would be
-half of what a key is read in. They are drawn from the 5 likeliest tokens, as in the published code (kmeng01/rome,
+Contexts are a few short texts to put before a prompt. A draw from the tail (a tag, a line of code) would be half of the
+text in which a key is read. So they are drawn from the 5 likeliest tokens, as in the published code (kmeng01/rome,
 util/generate.py), and begin with a word, as AlphaEdit's do ("The", "Because", "I"), even behind BOS: there, many models
 expect a web page or a program.
 """
@@ -40,7 +40,7 @@ from ffedit.model.tokenization import plain_ids
 from ffedit.progress import Progress, silent
 
 SAMPLED_ROWS = 256
-# Contexts are drawn from so many tokens (kmeng01/rome, util/generate.py).
+# Number of likeliest tokens that contexts are drawn from (kmeng01/rome, util/generate.py).
 TOP = 5
 # A word with a capital letter at the beginning of a line or sentence.
 WORD = re.compile(r"(?:^|(?<=[.!?] )|(?<=\n))(?:[AI]|[A-Z][a-z]+)\b")
@@ -59,16 +59,16 @@ def own_text(
         rows: number of texts.
         length: tokens of each; fewer where the model takes no more.
         seed: seed of the draws.
-        top: draw from so many of the likeliest tokens, and begin with a word where the model speaks the neutral text;
-            None: draw from the whole distribution.
+        top: draw from so many of the likeliest tokens, and begin with a word if the model predicts the neutral text
+            well; None: draw from the whole distribution.
         kept: whether to use the cache.
     """
     length = min(length, editable.max_tokens)
     weights = fingerprint(editable)
     if not kept or editable.history.base not in (None, weights):
         return _drawn(editable, rows, length, seed, top)
-    about = f"rows-{SAMPLING}-{weights}-{rows}-{length}-{seed}-{top}"
-    path = cache.path("texts", digest(about.encode()), ".safetensors")
+    key = f"rows-{SAMPLING}-{weights}-{rows}-{length}-{seed}-{top}"
+    path = cache.path("texts", digest(key.encode()), ".safetensors")
     ids = kept_ids(path)
     if len(ids) != rows * length:
         ids = list(chain.from_iterable(_drawn(editable, rows, length, seed, top)))
@@ -80,15 +80,15 @@ def _drawn(editable: Editable, rows: int, length: int, seed: int, top: int | Non
     generator = torch.Generator().manual_seed(seed)
     prompts, begins = _beginnings(editable, rows, generator, top is not None)
     numbers = torch.rand(rows, length, dtype=torch.float64, generator=generator)
-    said = continuations(editable, prompts, length, numbers, top)
+    generated = continuations(editable, prompts, length, numbers, top)
     first = begins - len(editable.start_tokens)
-    return [[*prompt, *new][first : first + length] for prompt, new in zip(prompts, said, strict=True)]
+    return [[*prompt, *new][first : first + length] for prompt, new in zip(prompts, generated, strict=True)]
 
 
 def _beginnings(
     editable: Editable, rows: int, generator: torch.Generator, with_word: bool
 ) -> tuple[list[list[int]], int]:
-    """Return the ids that each of `rows` texts goes on from, and the number of them in front of the text itself."""
+    """Return the ids that each of `rows` texts continues, and how many of them stand in front of the text itself."""
     start, tokenizer = editable.start_tokens, editable.tokenizer
     if (with_word or not start) and neutral(editable) is not None:
         drawn = torch.randint(len(first_words()), (rows,), generator=generator).tolist()
@@ -116,34 +116,34 @@ def contexts(editable: Editable, count: int, lengths: Sequence[int], seed: int) 
 
     Args:
         editable: the model.
-        count: number of texts; one of which nothing is left (the model said blanks) is left out.
+        count: number of texts; those of blanks alone are left out.
         lengths: tokens of each text, at most, in turn.
         seed: seed of the draws.
     """
-    at_most = list(islice(cycle(lengths), count))
+    limits = list(islice(cycle(lengths), count))
     before = len(editable.start_tokens)
-    rows = own_text(editable, len(at_most), before + max(at_most, default=1), seed, TOP)
-    texts = [words(editable, row[before : before + most]) for row, most in zip(rows, at_most, strict=True)]
+    rows = own_text(editable, len(limits), before + max(limits, default=1), seed, TOP)
+    texts = [words(editable, row[before : before + limit]) for row, limit in zip(rows, limits, strict=True)]
     return tuple(text for text in texts if text)
 
 
 def sampled(editable: Editable, corpus: Corpus, name: str, progress: Progress = silent) -> Tensor:
     """Return the ids of text that the model says, without start tokens, [tokens], int32.
 
-    It is the text of rows that fill one of `begin_rows` each. Cached as `name`, in part if interrupted.
+    Each row of it fills one row of `begin_rows`. The text is cached as `name`, in part if interrupted.
     """
-    kept, start = cache.path("texts", name, ".safetensors"), len(editable.start_tokens)
-    ids, length = array("i", kept_ids(kept)), row_length(editable)
+    path, start = cache.path("texts", name, ".safetensors"), len(editable.start_tokens)
+    ids, length = array("i", kept_ids(path)), row_length(editable)
     before, rows = len(ids), -(-corpus.tokens // (length - start))
     try:
         for first in range(before // (length - start), rows, SAMPLED_ROWS):
             # Seeds far enough apart that no other seed samples the same rows.
             seed = corpus.seed + 1000 + first // SAMPLED_ROWS * 1_000_003
-            said = own_text(editable, min(SAMPLED_ROWS, rows - first), length, seed, kept=False)
-            new = array("i", chain.from_iterable(row[start:] for row in said))
+            texts = own_text(editable, min(SAMPLED_ROWS, rows - first), length, seed, kept=False)
+            new = array("i", chain.from_iterable(row[start:] for row in texts))
             ids.extend(new)  # one operation, which an interrupt cannot split
             progress("sampling text", min(len(ids), corpus.tokens), corpus.tokens)
     finally:
         if len(ids) > before:
-            keep_ids(ids, kept)
+            keep_ids(ids, path)
     return torch.tensor(ids, dtype=torch.int32)[: corpus.tokens]

@@ -1,13 +1,13 @@
 """Precision of passes that only average over thousands of tokens: bfloat16, where this processor multiplies it faster.
 
-Key statistics and the keys of names run more tokens than all else that an edit needs, and enter it as means, in which
+Key statistics and the keys of names run more tokens than all else that an edit needs, and are used as means, in which
 the rounding of single numbers averages out. In such a pass torch's autocast rounds the factors of a float32 model's
-products to bfloat16; norms, softmax and the sums of the statistics stay in float32. What is solved for, and every
-score, is computed in the model's own precision.
+products to bfloat16; norms, softmax and the sums of the statistics stay in float32. The solution of an edit, and
+every score, is computed in the model's own precision.
 
-Nothing is assumed of a processor. A product is timed in both precisions, from weights in float32 as the model's are,
+Nothing is assumed about a processor: a product is timed in both precisions, from weights in float32 as the model's are,
 once for a machine and a version of torch; and the keys of a few tokens are compared in the model itself. A `--dtype`
-that the user gave is kept.
+that the user chose is kept.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from ffedit.model.products import ROWS, fast_products
 
 logger = logging.getLogger(__name__)
 
-# Timed: a product of `TOKENS` states and a weight of `SIDE`² numbers, 2 GFLOP. First of `TRIED` states only: where
-# bfloat16 is emulated, as is told by a ratio below `SLOW`, the whole product would take ten seconds.
+# The timed product: `TOKENS` states by a weight of `SIDE`² numbers, 2 GFLOP. `TRIED` states come first: a ratio below
+# `SLOW` means that bfloat16 is emulated, and the whole product would take ten seconds.
 TOKENS, SIDE, TRIED, SLOW = 1024, 1024, 32, 0.1
-# bfloat16 is taken where it is so many times as fast, and where keys differ by no more than this share of their norm.
-# A number is rounded by up to 0.4 %, and the layers below add up several of these.
+# bfloat16 is used if it is at least `FASTER` times as fast, and keys differ by at most `AGREES` of their norm. A number
+# is rounded by up to 0.4 %, and the roundings of several layers add up.
 FASTER, AGREES = 1.5, 0.05
 
 
@@ -45,18 +45,18 @@ def averaging_dtype(editable: Editable) -> torch.dtype:
 
     The keys are compared in the last layer, where most roundings have added up, so that the dtype is the same for all.
     """
-    own: torch.dtype = editable.model.dtype
-    if own != torch.float32 or not editable.auto_dtype:
-        return own
+    dtype: torch.dtype = editable.model.dtype
+    if dtype != torch.float32 or not editable.auto_dtype:
+        return dtype
     if editable.averaging is None:
-        times = bfloat16_speed(editable.device)
-        off = 0.0
-        if times >= FASTER:
-            off = _kept("agreement", (*_machine(editable.device), fingerprint(editable)), lambda: _differs(editable))
-        editable.averaging = torch.bfloat16 if times >= FASTER and off <= AGREES else own
-        compared = f", keys differ by {off:.2g}" if times >= FASTER else ""
-        words = "averages in %s: bfloat16 is %.2g times as fast as float32%s"
-        logger.info(words, editable.averaging, times, compared)
+        speed = bfloat16_speed(editable.device)
+        error = 0.0
+        if speed >= FASTER:
+            error = _kept("agreement", (*_machine(editable.device), fingerprint(editable)), lambda: _differs(editable))
+        editable.averaging = torch.bfloat16 if speed >= FASTER and error <= AGREES else dtype
+        compared = f", keys differ by {error:.2g}" if speed >= FASTER else ""
+        message = "averages in %s: bfloat16 is %.2g times as fast as float32%s"
+        logger.info(message, editable.averaging, speed, compared)
     return editable.averaging
 
 
@@ -68,7 +68,7 @@ def agree_on_dtype(editable: Editable, group: ProcessGroup) -> None:
 
 
 def computed_in(editable: Editable, dtype: torch.dtype) -> AbstractContextManager[object]:
-    """In the block, passes of the model are computed in `dtype`, which `averaging_dtype` returned."""
+    """Compute passes of the model inside the block in `dtype`, which `averaging_dtype` returned."""
     if dtype == editable.model.dtype:
         return nullcontext()
     return torch.autocast(editable.device.type, dtype)
@@ -78,45 +78,45 @@ def computed_in(editable: Editable, dtype: torch.dtype) -> AbstractContextManage
 def bfloat16_speed(device: torch.device) -> float:
     """Return how many times as fast as float32 a device multiplies in bfloat16, 0 where it does not; kept in the cache.
 
-    It is of a device, the version of torch, the number of threads, and the rows that oneDNN multiplies.
+    It is measured anew for each device, version of torch, number of threads, and `products.ROWS`.
     """
     return _kept("speed", _machine(device), lambda: _measured_speed(device))
 
 
 def _machine(device: torch.device) -> tuple[object, ...]:
-    """Return what the numbers of a product on `device` depend on."""
+    """Return all that the speed and the rounding of a product on `device` depend on."""
     unit = torch.backends.cpu.get_cpu_capability()
     if device.type != "cpu":
         unit = getattr(torch.get_device_module(device), "get_device_name", str)(device)  # Apple's has none
     return device.type, unit, platform.node(), torch.__version__, torch.get_num_threads(), ROWS
 
 
-def _kept(kind: str, about: tuple[object, ...], measure: Callable[[], float]) -> float:
-    """Return what `measure` returned for `about` the first time; it is kept in the cache."""
-    made = kept(cache.entry(kind, repr(about)), lambda: {"number": torch.tensor(measure(), dtype=torch.float64)})
-    return float(made["number"])
+def _kept(kind: str, key: tuple[object, ...], measure: Callable[[], float]) -> float:
+    """Return the number that `measure` returned for `key` the first time; it is kept in the cache."""
+    tensors = kept(cache.entry(kind, repr(key)), lambda: {"number": torch.tensor(measure(), dtype=torch.float64)})
+    return float(tensors["number"])
 
 
 def _measured_speed(device: torch.device) -> float:
     """Time products in both precisions and return their ratio, 0 where a device has no bfloat16."""
     states, weight = torch.ones(TOKENS, SIDE, device=device), torch.ones(SIDE, SIDE, device=device)
 
-    def compared(rows: int) -> float:
-        """Return the ratio for a product of so many rows; autocast rounds the weight each time, too."""
-        own = least_seconds(float32_product(rows, SIDE, device))
-        return own / least_seconds(lambda: float((states[:rows].bfloat16() @ weight.bfloat16())[0, 0]))
+    def ratio(rows: int) -> float:
+        """Return the ratio for a product of `rows` states; like autocast, it rounds the weight each time."""
+        seconds = least_seconds(float32_product(rows, SIDE, device))
+        return seconds / least_seconds(lambda: float((states[:rows].bfloat16() @ weight.bfloat16())[0, 0]))
 
     try:
-        times = compared(TRIED)
-        return compared(TOKENS) if times > SLOW else times
+        tried = ratio(TRIED)
+        return ratio(TOKENS) if tried > SLOW else tried
     except (RuntimeError, TypeError):  # each backend refuses in its own way
         return 0.0
 
 
 def float32_product(rows: int, side: int, device: torch.device) -> Callable[[], float]:
-    """Return a product of [rows, side] and [side, side] numbers, each 1, that runs as a model's layers do, to be timed.
+    """Return a function to time: it multiplies ones, [rows, side] by [side, side], as a model's layers do.
 
-    It returns a number of its result, `side`.
+    It returns an entry of the product, which is `side`.
     """
     # Not initialised at first: that would draw from the generator of whoever calls.
     layer: nn.Linear = torch.nn.utils.skip_init(nn.Linear, side, side, bias=False, device=device)
@@ -131,9 +131,9 @@ def float32_product(rows: int, side: int, device: torch.device) -> Callable[[], 
 
 
 def least_seconds(work: Callable[[], object], count: int = 3) -> float:
-    """Return the seconds that `work` takes once it has run: the least of `count`.
+    """Return the least time, in seconds, of `count` runs of `work` after a first one.
 
-    A device works on while Python goes on: work on one has to end with a number that is read.
+    Devices compute asynchronously, so `work` on one has to end by reading a number.
     """
     work()
     return min(timeit.repeat(work, number=1, repeat=count))

@@ -7,9 +7,9 @@ batch, reading the unembedding only at the positions asked for.
 
 The rerun is the model's own forward with a cache of the earlier positions, as in generation, so the model itself
 computes masks, rotary angles, sliding windows and position biases; the layers below do not run. Rows of different
-lengths are padded on the right, where causal attention cannot see the padding, so no row needs a mask. Rows whose
-earlier positions differ in number are aligned where these end: padded on the left, and masked. A model whose numbers
-change with that is not `Editable.ragged`; in such a model only rows of one length go on together.
+lengths are padded on the right, where causal attention cannot see the padding, so no row needs a mask. Rows with
+different numbers of earlier positions are aligned at the end of these: padded on the left, and masked. A model whose
+results change with that padding is not `Editable.ragged`; there, only rows of one length are rerun together.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ class Past:
 
     @classmethod
     def of(cls, cache: DynamicCache) -> Past:
-        """Return what a pass left in `cache`."""
+        """Return the keys and values that a pass left in `cache`."""
         layers: list[Any] = cache.layers
         return cls([(layer.keys, layer.values) for layer in layers])
 
     def above(self, layer: int) -> Past:
-        """Return what reruns from `layer` on need: of the layers below, one column, which is not read."""
-        one = [(keys[:1, :, :1].clone(), values[:1, :, :1].clone()) for keys, values in self.layers[:layer]]
-        return Past([*one, *self.layers[layer:]])
+        """Return the keys and values that reruns from `layer` need; layers below keep one column, never read."""
+        below = [(keys[:1, :, :1].clone(), values[:1, :, :1].clone()) for keys, values in self.layers[:layer]]
+        return Past([*below, *self.layers[layer:]])
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,31 +53,31 @@ class Prefix:
 
     past: Past
     row: int
-    columns: Sequence[int]  # of each token, in order
+    columns: Sequence[int]  # the column of each token, in order
 
     def __len__(self) -> int:
         return len(self.columns)
 
 
 def cache_of(prefixes: Sequence[Prefix], layer: int = 0) -> DynamicCache:
-    """Return a cache of n rows, in which each prefix is in the last columns.
+    """Return a cache of n rows, with each prefix in the last columns of its row.
 
-    There are as many columns as the longest has tokens; those left of a shorter one hold numbers that are to be masked.
-    Of the layers below `layer`, which do not run, only the number of columns is right.
+    There are as many columns as the longest prefix has tokens; columns left of a shorter one must be masked. In layers
+    below `layer`, which do not run, only the number of columns is right.
     """
     width, cache = max(map(len, prefixes)), DynamicCache()
-    parts = [(past, list(own)) for past, own in groupby(prefixes, key=lambda prefix: prefix.past)]
-    rows = [torch.tensor([prefix.row for prefix in own])[:, None] for _, own in parts]
-    columns = [torch.tensor([[0] * (width - len(p)) + list(p.columns) for p in own]) for _, own in parts]
-    for index, first in enumerate(parts[0][0].layers):
+    groups = [(past, list(members)) for past, members in groupby(prefixes, key=lambda prefix: prefix.past)]
+    rows = [torch.tensor([prefix.row for prefix in members])[:, None] for _, members in groups]
+    columns = [torch.tensor([[0] * (width - len(p)) + list(p.columns) for p in members]) for _, members in groups]
+    for index, first in enumerate(groups[0][0].layers):
         if index < layer:
             keys, values = (side[:1, :, :1].expand(-1, -1, width, -1) for side in first)
         else:
             keys, values = (
                 torch.cat(
                     [
-                        past.layers[index][side][own.to(first[0].device), :, at.to(first[0].device)]
-                        for (past, _), own, at in zip(parts, rows, columns, strict=True)
+                        past.layers[index][side][row.to(first[0].device), :, column.to(first[0].device)]
+                        for (past, _), row, column in zip(groups, rows, columns, strict=True)
                     ]
                 ).transpose(1, 2)
                 for side in (0, 1)
@@ -87,7 +87,7 @@ def cache_of(prefixes: Sequence[Prefix], layer: int = 0) -> DynamicCache:
 
 
 def inputs_after(editable: Editable, lengths: Tensor, width: int, new: int) -> dict[str, Tensor]:
-    """Return the mask, and positions where the model takes them, of `new` tokens behind rows of `lengths` [n].
+    """Return the mask, and the positions if the model takes any, of `new` tokens behind rows of `lengths` [n].
 
     Empty where every row fills all `width` columns: then the model needs neither.
     """
@@ -103,7 +103,7 @@ def inputs_after(editable: Editable, lengths: Tensor, width: int, new: int) -> d
 
 
 def takes_positions(editable: Editable) -> bool:
-    """Return whether the model takes the position of each token."""
+    """Return True if the model takes the position of each token."""
     return "position_ids" in signature(editable.model.forward).parameters
 
 
@@ -115,11 +115,10 @@ class Recording:
     # `states[l]` is the residual stream entering layer l, `states[L]` the output of the last layer; each [batch,
     # tokens, d_model]
     states: list[Tensor]
-    # by part that was asked for, the output of each layer (of a feed-forward layer, the value matrix's), [batch,
-    # tokens, d_model]
+    # by part, "feed_forward" (the value matrix) or "attention", the output of each layer, [batch, tokens, d_model]
     outputs: dict[str, list[Tensor]]
     past: list[tuple[Tensor, Tensor]]  # keys and values of each layer, [batch, heads, tokens, d_head]
-    logits: Tensor  # at the (row, position) pairs that were asked for, [k, vocabulary]
+    logits: Tensor  # logits at the (row, position) pairs that were asked for, [k, vocabulary]
 
 
 def logits_at(editable: Editable, ids: Tensor, inputs: Mapping[str, Any], read: Tensor) -> Tensor:
@@ -138,10 +137,10 @@ def forward(editable: Editable, ids: Tensor, read: Tensor) -> Tensor:
 def run_to(editable: Editable, ids: Tensor, layer: int, **inputs: Any) -> None:
     """Run `ids` [batch, tokens], right-padded, through layers 0 … `layer` and no further, for hooks to read.
 
-    `inputs` are the model's own beside `ids`.
+    `inputs` are further inputs of the model.
     """
-    nothing = torch.zeros(*ids.shape, editable.d_model, dtype=editable.feed_forward[0].dtype, device=editable.device)
-    with editable.skipping(editable.layers[layer + 1 :], nothing), editable.without_logits():
+    zeros = torch.zeros(*ids.shape, editable.d_model, dtype=editable.feed_forward[0].dtype, device=editable.device)
+    with editable.skipping(editable.layers[layer + 1 :], zeros), editable.without_logits():
         editable.run(input_ids=ids.to(editable.device), **(inputs or {"use_cache": False}))
 
 
@@ -212,10 +211,10 @@ def resume_after(
 
     Args:
         editable: the model; one that is not `ragged` takes prefixes of one length, or none (`resumable`).
-        prefixes: the beginning that each of the n reruns continues; none if they are whole texts.
+        prefixes: the prefix that each of the n reruns continues; empty if they are whole texts.
         layer: first layer to run.
         ids: token ids to run, right-padded, [n, positions].
-        states: residual stream entering `layer` there, [n, positions, d_model].
+        states: residual stream entering `layer` at these tokens, [n, positions, d_model].
         read: pairs (rerun, position) at which logits are wanted, [k, 2].
     """
     inputs: dict[str, Any] = {"use_cache": False}
@@ -231,8 +230,8 @@ def resume_after(
 def narrowed(editable: Editable, run: Tensor, at: Tensor) -> AbstractContextManager[None]:
     """Run the last feed-forward layer only at the positions that are read, since nothing reads its other outputs.
 
-    That is in rerun `run` [k] at position `at` [k], negative and counted from the end of the rerun: a model that cannot
-    be resumed runs the positions left of its start, too. Hooks on the layer would see another shape.
+    These are positions `at` [k] of reruns `run` [k], negative, counted from the end: a model that is not `resumable`
+    runs the positions left of the start, too. Hooks on the layer would see another shape.
     """
     feed_forward = editable.last_feed_forward
     return nullcontext() if feed_forward is None else only_at(feed_forward, run, at)
@@ -253,7 +252,7 @@ def run_layers(
     """
     if not layers:
         return states
-    if not editable.resumable and start:  # whole rows: what is skipped has to give the shape of what runs
+    if not editable.resumable and start:  # whole rows: skipped layers must return the shape of those that run
         whole = torch.cat([recording.states[layers.start][rows, :start], states], 1)
         return run_layers(editable, recording, layers, whole, rows, 0, read)[:, start:]
     with (
@@ -280,11 +279,11 @@ def check(editable: Editable, ids: Tensor) -> float:
 def check_each(editable: Editable, ids: Tensor) -> float:
     """Compare as `check` does, for two reruns of `ids` [1, n] that begin at different positions."""
     starts, layer = (ids.shape[1] // 3, ids.shape[1] // 2), len(editable.layers) // 2
-    many = ids.shape[1] - starts[1]
-    recording = record(editable, ids, torch.tensor([[0, start + many - 1] for start in starts]))
+    length = ids.shape[1] - starts[1]
+    recording = record(editable, ids, torch.tensor([[0, start + length - 1] for start in starts]))
     prefixes = [Prefix(Past(recording.past), 0, range(start)) for start in starts]
-    again, states = (
-        torch.cat([of[:, start : start + many] for start in starts]) for of in (ids, recording.states[layer])
+    pieces, states = (
+        torch.cat([whole[:, start : start + length] for start in starts]) for whole in (ids, recording.states[layer])
     )
-    rerun = resume_after(editable, prefixes, layer, again, states, torch.tensor([[0, many - 1], [1, many - 1]]))
+    rerun = resume_after(editable, prefixes, layer, pieces, states, torch.tensor([[0, length - 1], [1, length - 1]]))
     return float((rerun - recording.logits).abs().max())

@@ -1,4 +1,4 @@
-"""Routing of a subject's last token: the experts that the router of each mixture chose."""
+"""Routing of the fact token of a text: the experts that the router of each mixture chose."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from ffedit.model.editable import Editable
 from ffedit.model.experts import Experts, Routed
 from ffedit.model.tokenization import Encoded, pad
 
-TOKENS = 4096  # in a batch
+TOKENS = 4096  # padded tokens in a batch
 
 
 @dataclass(frozen=True, eq=False)
 class Routes:
-    """Weights that one layer's router gives each expert at the subject's last token of some texts."""
+    """Weights that one layer's router gives each expert at the fact token of some texts."""
 
     weights: Tensor  # g, [texts, experts]; 0 where an expert was not chosen
 
@@ -54,7 +54,7 @@ def mixtures(editable: Editable) -> list[int]:
 
 
 def routes(editable: Editable, texts: Sequence[Encoded], layers: Sequence[int]) -> dict[int, Routes]:
-    """Run `texts` and record where the routers of `layers`, all of them mixtures, send each subject's last token.
+    """Run `texts` and record where the routers of `layers`, all of them mixtures, send each fact token.
 
     Raises ModelError where there is no memory for a single text.
     """
@@ -63,13 +63,13 @@ def routes(editable: Editable, texts: Sequence[Encoded], layers: Sequence[int]) 
     order = list(batches([len(e.ids) for e in texts], TOKENS))
     read = partial(_read, editable, layers)
     parts = [part for rows in order for part in split_on_oom(read, [texts[row] for row in rows], ModelError(NO_MEMORY))]
-    back = torch.tensor([row for rows in order for row in rows]).argsort()
-    return {layer: Routes(torch.cat([part[layer] for part in parts])[back]) for layer in layers}
+    inverse = torch.tensor([row for rows in order for row in rows]).argsort()
+    return {layer: Routes(torch.cat([part[layer] for part in parts])[inverse]) for layer in layers}
 
 
 @torch.no_grad()
 def _read(editable: Editable, layers: Sequence[int], texts: Sequence[Encoded]) -> dict[int, Tensor]:
-    """Read the routers' weights at the subject's last token of the texts of one batch, [texts, experts], by layer."""
+    """Read the routers' weights at the fact tokens of the texts of one batch, [texts, experts], by layer."""
     ids, weights = pad([e.ids for e in texts]), dict[int, Tensor]()
     at = torch.arange(len(texts)) * ids.shape[1] + torch.tensor([e.site for e in texts])
 

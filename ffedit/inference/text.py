@@ -1,13 +1,13 @@
-"""Sources of text, for key statistics and for inspecting memories: what ships, a file, a dataset of the hub.
+"""Sources of text, for key statistics and for inspecting memories: ffedit's own, a file, a dataset of the hub.
 
 Where none is named, key statistics use the English text that comes with ffedit (`neutral`) if the model predicts it
 well, and else text sampled from the model (`own_text.sampled`); "sampled" asks for the latter. Statistics run a text up
-to the edited layer only, while sampling runs the whole model once for each token: on a real model it is nearly all of
-the cost. But it works for any model and language, contains what the model tends to say, and does not depend on the
-edited facts.
+to the edited layer only, while sampling runs the whole model once for each token: on a real model that is nearly all of
+the cost. But sampling works for any model and language, contains what the model tends to say, and does not depend on
+the edited facts.
 
-A file or dataset is read piece by piece until there are enough tokens, never whole. A text here is its own tokens,
-without special ones: rows are cut from the stream wherever they end, and each begins as the model's texts do
+A file or dataset is read piece by piece until there are enough tokens, never whole. A text is kept as its own
+tokens, without special ones: rows are cut from the stream wherever they end, and each begins as the model's texts do
 (`begin_rows`). A text that is shorter than asked for is used as it is.
 """
 
@@ -38,7 +38,7 @@ from ffedit.progress import Progress, silent
 
 # Long enough for local statistics, short enough for any memory, whatever the model's maximum position is.
 ROW_TOKENS = 64
-# Version of how text is sampled (`own_text`): what was kept of another version is ignored.
+# Version of the sampling (`own_text`): cached text of another version is ignored.
 SAMPLING = 3
 # Text is tokenised in pieces of about this many characters, and no longer line than this is held in memory.
 PIECE = 2**15
@@ -61,9 +61,9 @@ def row_length(editable: Editable) -> int:
 
 
 def begin_rows(editable: Editable, ids: Tensor) -> Tensor:
-    """Cut a text into rows, each begun with `start_tokens`, and return them in a line, as many as `ids` are, [n].
+    """Cut a text into rows that begin with `start_tokens`, and return as many tokens of them as `ids` has, [n].
 
-    Rows are of `row_length`; the last may be shorter. What the start tokens displace at the end is lost.
+    Rows have `row_length` tokens; the last may be shorter. Tokens displaced from the end by start tokens are lost.
     """
     start = ids.new_tensor(editable.start_tokens)
     rows = [torch.cat([start, text]) for text in ids.split(row_length(editable) - len(start))]
@@ -78,8 +78,8 @@ def neutral_text() -> str:
 
 def neutral(editable: Editable) -> Tensor | None:
     """Return the text's ids, [tokens], int32, cached where possible; None where the model predicts the text badly."""
-    about = f"{hashlib.sha256(NEUTRAL.read_bytes()).hexdigest()}-{SPOKEN}-{fingerprint(editable)}"
-    path = cache.path("texts", digest(about.encode()), ".safetensors")
+    key = f"{hashlib.sha256(NEUTRAL.read_bytes()).hexdigest()}-{SPOKEN}-{fingerprint(editable)}"
+    path = cache.path("texts", digest(key.encode()), ".safetensors")
     ids = kept_ids(path)
     if not ids:
         if not nats_per_character(editable, neutral_text()) <= SPOKEN:
@@ -98,13 +98,13 @@ def nats_per_character(editable: Editable, text: str) -> float:
     start = editable.start_tokens
     ids = [*start, *plain_ids(editable.tokenizer, text[: 8 * READ_TOKENS])][: min(READ_TOKENS, editable.max_tokens)]
     first = max(1, len(start))
-    said = decode(editable.tokenizer, ids[first:], special=False)
-    if editable.tokenizer.unk_token_id in ids or not said.strip():
+    scored = decode(editable.tokenizer, ids[first:], special=False)
+    if editable.tokenizer.unk_token_id in ids or not scored.strip():
         return float("inf")
     reads = torch.tensor([(0, at) for at in range(first - 1, len(ids) - 1)])
     logits = replay.forward(editable, torch.tensor([ids]), reads)
     scores = logits.float().log_softmax(-1).gather(-1, torch.tensor(ids[first:], device=logits.device)[:, None])
-    return -float(scores.sum()) / len(said)
+    return -float(scores.sum()) / len(scored)
 
 
 def keep_ids(ids: array[int], path: Path) -> None:
@@ -113,7 +113,7 @@ def keep_ids(ids: array[int], path: Path) -> None:
 
 
 def kept_ids(path: Path) -> list[int]:
-    """Return the ids of a text that was cached before, possibly in part; none where there is no sound file."""
+    """Return the ids of a text that was cached before, possibly in part; empty if the file is missing or damaged."""
     try:
         ids: list[int] = load_state(path, "holds no text")[0]["ids"].tolist()
     except (EditError, KeyError):  # damaged: sampled anew, and replaced
@@ -137,7 +137,7 @@ def texts(corpus: Corpus) -> tuple[Iterator[str], bool]:
 
 
 def given(editable: Editable, corpus: Corpus, progress: Progress = silent) -> Tensor:
-    """Return the first ids of the text that `corpus` names, [tokens or fewer], int32; EditError as of `texts`."""
+    """Return the first ids of the text that `corpus` names, [tokens or fewer], int32; EditError as in `texts`."""
     ids = array("i")
     for text in texts(corpus)[0]:
         ids.extend(plain_ids(editable.tokenizer, text))
@@ -152,7 +152,7 @@ def given(editable: Editable, corpus: Corpus, progress: Progress = silent) -> Te
 def identity(editable: Editable, corpus: Corpus, ids: Tensor | None = None) -> tuple[str, str]:
     """Return the identifiers of the text of `corpus` and of its beginning: texts that begin alike share tokens.
 
-    A given text is identified by its `ids`; a sampled one by all that the sampling depends on.
+    A text with `ids` is identified by them; a sampled one, without, by all that the sampling depends on.
     """
     if ids is None:
         beginning = f"sampled-{SAMPLING}-{fingerprint(editable)}-{corpus.seed}"
@@ -190,17 +190,17 @@ def _lines(path: Path, most: int = -1) -> Iterator[str]:
             while line := file.readline(most):
                 if b"\0" in line:
                     raise EditError(f"{path}: byte {offset + line.index(0)} is NUL: not text; UTF-8 text was expected")
-                held = len(decoder.getstate()[0])  # bytes of a character that was cut at the end of the last part
+                cut = len(decoder.getstate()[0])  # bytes of a character that was cut at the end of the last part
                 try:
                     text = decoder.decode(line)
                 except UnicodeDecodeError as error:
                     raise EditError(
-                        f"{path}: byte {offset - held + error.start} is not UTF-8 ({error.reason}); save it as UTF-8"
+                        f"{path}: byte {offset - cut + error.start} is not UTF-8 ({error.reason}); save it as UTF-8"
                     ) from error
                 yield (text if offset else text.removeprefix("\ufeff")).replace("\r\n", "\n")
                 offset += len(line)
-        if held := len(decoder.getstate()[0]):
-            raise EditError(f"{path}: byte {offset - held} is not UTF-8 (the file ends within a character)")
+        if cut := len(decoder.getstate()[0]):
+            raise EditError(f"{path}: byte {offset - cut} is not UTF-8 (the file ends within a character)")
     except OSError as error:
         raise EditError(f"{path}: cannot be read ({error.strerror})") from error
 
@@ -234,7 +234,7 @@ def _dataset(name: str) -> Iterator[Any]:
 
 
 def _records(name: str, records: Iterator[Any]) -> Iterator[str]:
-    """Yield the text of each record: it is a string, or has a field "text", or one field that is a string."""
+    """Yield the text of each record: the record itself, its field "text", or its only field that is a string."""
     for number, record in enumerate(records, 1):
         fields = record if isinstance(record, dict) else {"text": record}
         strings = [value for value in fields.values() if isinstance(value, str)]

@@ -7,8 +7,8 @@ coefficients of all others; its value is v. An update of higher rank is several 
 decomposition. Each is scaled so that c = 1 at the key it was solved for: v = Δ k* is then what the edit adds to the
 layer's output at the fact, and c the multiple of v that it adds on another text.
 
-Two passes over the same rows, without and with the edit, keep a few numbers for each position: the coefficients of the
-added memories, whose largest are their triggers, and the predictions that change.
+Two passes over the same rows, without and with the edit, keep a few numbers for each position: the predictions, and the
+coefficients of the added memories, which are largest at their triggers.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ from ffedit.model.memory import Address
 from ffedit.notebook import Displayed
 from ffedit.progress import Progress, silent
 
-# Added memories that are shown of each layer.
+# Number of added memories that are shown for each layer.
 MOST_ADDED = 3
-# Facts whose prompts are inspected before and after.
+# Number of facts with prompts that are inspected before and after the edit.
 MOST_FACTS = 3
 
 
@@ -201,7 +201,7 @@ class _Text:
     coefficients: list[Tensor]  # coefficient of each added memory at each position, [memories][n], float64
     before: tuple[Tensor, Tensor]  # the most probable next token, [n], and its probability, [n]
     after: tuple[Tensor, Tensor]  # the same with the edit
-    kept: Tensor  # p after of the token `before`, [n]
+    kept: Tensor  # probability of the token `before` with the edit, [n]
 
     def largest(
         self, tokenizer: PreTrainedTokenizerBase, scores: Tensor, count: int, coefficients: Tensor | None = None
@@ -230,18 +230,18 @@ def _read_twice(
     """Run `corpus` through the model as it is and with `edit`; EditError where one of them cannot be used."""
     positions = Positions.of(editable, corpus, progress)
     size = MAX_LOGITS // editable.vocabulary
-    before, after, kept, coefficients, done = [], [], [], [], 0
+    before, after, kept, coefficients, completed = [], [], [], [], 0
     for ids, inside in positions.batches(size):
         log_probs, keys = _read(editable, ids, inside, edit.updates)
         coefficients.append([double(keys[memory.address]) @ memory.key for memory in added])
         before.append(log_probs.max(-1))
-        progress("reading text", done := done + len(log_probs), 2 * len(positions))
+        progress("reading text", completed := completed + len(log_probs), 2 * len(positions))
     with edit.applied(editable):
         for (ids, inside), old in zip(positions.batches(size), before, strict=True):
             log_probs, _ = _read(editable, ids, inside, ())
             after.append(log_probs.max(-1))
             kept.append(log_probs.gather(-1, old.indices[:, None])[:, 0].exp())
-            progress("reading text", done := done + len(log_probs), 2 * len(positions))
+            progress("reading text", completed := completed + len(log_probs), 2 * len(positions))
     old_best, new_best = (
         (torch.cat([b.indices for b in best]), torch.cat([b.values.exp() for b in best])) for best in (before, after)
     )
@@ -252,12 +252,12 @@ def _read_twice(
 def _read(
     editable: Editable, ids: Tensor, inside: Tensor, addresses: Iterable[Address]
 ) -> tuple[Tensor, dict[Address, Tensor]]:
-    """Run ids [rows, t]; return log p [n, vocabulary] and the coefficients [n, d_ff] at `addresses`, both `inside`."""
+    """Run ids [rows, t]; return log p [n, vocabulary] and coefficients [n, d_ff] at `addresses`, all where `inside`."""
     layers = by_layer(editable, addresses)
     with ExitStack() as stack:
-        seen = [stack.enter_context(layer.keys()) for layer in layers]
+        readers = [stack.enter_context(layer.keys()) for layer in layers]
         logits = editable.run(input_ids=ids.to(editable.device), use_cache=False).logits
     keys: dict[Address, Tensor] = {}
-    for layer, joined in zip(layers, seen, strict=True):
-        keys |= layer.split(joined().reshape(*ids.shape, -1).cpu()[inside], -1)
+    for layer, read_keys in zip(layers, readers, strict=True):
+        keys |= layer.split(read_keys().reshape(*ids.shape, -1).cpu()[inside], -1)
     return log_softmax(logits).cpu()[inside], keys

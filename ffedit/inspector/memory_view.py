@@ -3,7 +3,7 @@
 The value is read as a distribution over the vocabulary; the key by its triggers, the prefixes of a text on which its
 coefficient is largest (Geva et al. 2021, arXiv 2012.14913, sections 3 and 4).
 
-The coefficient of an expert's memory has its router's weight inside, k_e = g_e m_e: it is 0 at a token that the router
+The coefficient of an expert's memory includes the router's weight, k_e = g_e m_e: it is 0 at a token that the router
 does not send to the expert.
 """
 
@@ -26,7 +26,7 @@ from ffedit.model.memory import KeyValueMemory
 from ffedit.notebook import Displayed
 from ffedit.progress import Progress, silent
 
-# Tokens of the corpus, by default.
+# Default number of tokens in the corpus.
 READ_TOKENS = 2**13
 TOKENS_PER_BATCH = 4096
 
@@ -55,7 +55,7 @@ class MemoryView(View, Displayed):
     corpus: str  # the text that was read
     tokens: int  # number of positions that were read
     active: float  # share of them at which the coefficient is positive
-    triggers: tuple[Trigger, ...]  # the prefixes with the largest coefficients, equal ones once
+    triggers: tuple[Trigger, ...]  # the prefixes with the largest coefficients, each once
     sent: float | None = None  # share of the tokens that the router sends to the expert; None where no router chooses
 
     def __repr__(self) -> str:
@@ -129,11 +129,11 @@ def _coefficients(
         if keys.rows is not None:
             routed[-1][keys.rows.cpu()] = True
 
-    done = 0
+    completed = 0
     with layer.watched(take):
         for ids, inside in positions.batches(TOKENS_PER_BATCH):
             replay.run_to(editable, ids, layer.layer)
             for column in (coefficients, routed):
                 column[-1] = column[-1].reshape(ids.shape)[inside]
-            progress("reading text", done := done + int(inside.sum()), len(positions))
+            progress("reading text", completed := completed + int(inside.sum()), len(positions))
     return torch.cat(coefficients), float(double(torch.cat(routed)).mean())

@@ -1,17 +1,17 @@
 """The contribution of each feed-forward layer at a prompt's end, and the memories that make it.
 
 A layer adds its output to the residual stream, after = before + output. Each of the three is read through the final
-norm and the unembedding (`views`): the model's prediction if it ended there, without the layer, with the layer's output
-alone, with both (Geva et al. 2021, arXiv 2012.14913, section 5). *Output* is the vector that is added, so with a norm
-behind the feed-forward layer (Gemma 2, OLMo 2) it is the normed one.
+norm and the unembedding (`views`), as the prediction of a model that ended there: without the layer, with the layer's
+output alone, with both (Geva et al. 2021, arXiv 2012.14913, section 5). *Output* is the vector that is added: where a
+norm follows the feed-forward layer (Gemma 2, OLMo 2), the output of that norm.
 
 In most models *before* is the stream after the block's attention. Where a block runs attention and feed-forward in
 parallel on one input (GPT-J, GPT-NeoX, Falcon), it is the block's input plus the attention's output.
 
 The feed-forward output before any norm is o = Σ_i m_i v_i + b. The *strength* of memory i is |m_i| ‖v_i‖; its *share*
 is m_i v_i·o / ‖o‖², negative where it points against o; the shares of all memories and the bias add up to 1. The
-memories of a mixture are those of all experts that the last token is routed to, each with its router's weight inside
-the coefficient, k_e = g_e m_e; b is the routed combination of the experts' biases.
+memories of a mixture are those of all experts that the last token is routed to; their coefficients include the router's
+weight, k_e = g_e m_e, and b is the routed combination of the experts' biases.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Readout(View):
     """Prediction of a vector through final norm and unembedding."""
 
     says: TokenProbability  # its top token
-    final: float  # the probability that it gives to the model's prediction
+    final: float  # the probability of the model's prediction in it
     rank: int  # rank of the model's prediction in it, 1 the most probable
 
 
@@ -71,7 +71,7 @@ class LayerView(View):
     output: Readout  # the vector that the layer adds
     after: Readout  # their sum
     firing: tuple[ActiveMemory, ...]  # the strongest memories, the strongest first
-    experts: tuple[ExpertView, ...] = ()  # of a mixture, those that the token is routed to, the largest weight first
+    experts: tuple[ExpertView, ...] = ()  # experts that the token is routed to, by falling weight, shared ones last
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class PromptView(View, Displayed):
     untouched: Distribution | None  # the same without any scaling; None where nothing is scaled
     layers: tuple[LayerView, ...]  # from the first to the last
     appears: int  # the first layer after which the stream's top token is the prediction
-    settles: int  # the first layer from which on it is so after every layer
+    settles: int  # the first layer from which on the stream's top token stays the prediction
     norm: str | None  # path of the final norm; None where the model has none
 
     def __repr__(self) -> str:
@@ -113,7 +113,7 @@ def inspect_prompt(
 
     Raises:
         EditError: the prompt is empty, a memory does not exist, or the model overflows.
-        FactError: the prompt is too long, or no text.
+        FactError: the prompt is too long, or not a string.
     """
     check_model(editable)
     EditError.whole("top", top, 1)
@@ -150,7 +150,7 @@ def inspect_prompt(
 @torch.no_grad()
 def _layers(editable: Editable, ids: Tensor, final: int, top: int) -> tuple[LayerView, ...]:
     """Return the views of all layers at the last token of `ids` [1, n]; all vectors are unembedded in one batch."""
-    vectors, of_layers = [], []
+    vectors, contributions = [], []
     for seen in editable.activations(ids):
         layer, weights, m, bias = _reached(editable.feed_forward[seen.layer], seen)
         wide = torch.promote_types(m.dtype, torch.float32)
@@ -160,9 +160,9 @@ def _layers(editable: Editable, ids: Tensor, final: int, top: int) -> tuple[Laye
         squared = output @ output
         shares = m * (output @ value) / squared if squared else torch.zeros_like(m)
         strongest = strengths.topk(min(top, layer.d_ff)).indices.tolist()
-        streams = (at[0, -1].float() for at in (seen.before, seen.added, seen.total))
+        streams = (stream[0, -1].float() for stream in (seen.before, seen.added, seen.total))
         vectors += [*streams, *(value[:, strongest].float() * m[strongest].sign()).T]
-        of_layers.append((layer, weights, m, strengths, shares, strongest))
+        contributions.append((layer, weights, m, strengths, shares, strongest))
     log_probs = iter(log_probabilities(editable, torch.stack([vector.cpu() for vector in vectors])))
 
     def readout() -> Readout:
@@ -170,7 +170,7 @@ def _layers(editable: Editable, ids: Tensor, final: int, top: int) -> tuple[Laye
         return Readout(TokenProbability.of(editable.tokenizer, log_p), float(log_p[final].exp()), rank(log_p, final))
 
     views = []
-    for layer, weights, m, strengths, shares, strongest in of_layers:
+    for layer, weights, m, strengths, shares, strongest in contributions:
         before, added, after = readout(), readout(), readout()
         firing = tuple(
             ActiveMemory(
@@ -188,16 +188,16 @@ def _layers(editable: Editable, ids: Tensor, final: int, top: int) -> tuple[Laye
 
 
 def _reached(layer: FeedForward, seen: Seen) -> tuple[FeedForward, Tensor, Tensor, Tensor | None]:
-    """Return the parts of a layer that the last token reaches, the weight of each, their coefficients, and b."""
+    """Return the memories of a layer that the last token reaches, their router weights, their coefficients, and b."""
     m = seen.key[0, -1]
     if layer.mixture is None or seen.routed is None:
         bias = layer.bias()
         return layer, torch.ones(1), m, None if bias is None else bias[0]
     last = seen.routed.at(torch.tensor([-1]))
     weights, bias = layer.mixture.weights(last)[0], layer.bias(last)
-    parts = [memory.address for memory, g in zip(layer.memories, weights, strict=True) if g != 0]
-    used, pieces = layer.only(parts), layer.split(m, -1)
-    return used, weights[weights != 0], torch.cat([pieces[at] for at in parts]), None if bias is None else bias[0]
+    chosen = [memory.address for memory, g in zip(layer.memories, weights, strict=True) if g != 0]
+    used, pieces = layer.only(chosen), layer.split(m, -1)
+    return used, weights[weights != 0], torch.cat([pieces[at] for at in chosen]), None if bias is None else bias[0]
 
 
 def _experts(layer: FeedForward, weights: Tensor, shares: Tensor) -> tuple[ExpertView, ...]:

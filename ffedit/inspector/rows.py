@@ -26,37 +26,37 @@ Row = tuple[int, ...]
 
 
 def rows_of(editable: Editable, corpus: Corpus, progress: Progress = silent) -> Iterator[Row]:
-    """Yield the rows of `corpus`, of `corpus.tokens` positions or fewer."""
-    start, left = editable.start_tokens, corpus.tokens
-    room = min(ROW_TOKENS, editable.max_tokens) - len(start)
-    for ids in _documents(editable, corpus, room, progress):
-        for at in range(0, len(ids) - 1, room):
-            row = (*start, *ids[at : at + room + 1])[: left + 1]
-            left -= len(row) - 1
+    """Yield the rows of `corpus`, which have `corpus.tokens` positions in all, or fewer."""
+    start, remaining = editable.start_tokens, corpus.tokens
+    length = min(ROW_TOKENS, editable.max_tokens) - len(start)
+    for ids in _documents(editable, corpus, length, progress):
+        for first in range(0, len(ids) - 1, length):
+            row = (*start, *ids[first : first + length + 1])[: remaining + 1]
+            remaining -= len(row) - 1
             yield row
-            if not left:
+            if not remaining:
                 return
 
 
 def _documents(editable: Editable, corpus: Corpus, length: int, progress: Progress) -> Iterator[Sequence[int]]:
-    """Yield the plain ids of each document; of running text, those of whole rows, beginning with the last id before."""
+    """Yield the plain ids of each document, or running text in pieces of whole rows, each from the last id before."""
     if corpus.named is None:
         for row in sampled(editable, corpus, identity(editable, corpus)[0], progress).split(length):
             yield row.tolist()
         return
     pieces, documents = texts(corpus)
-    held: list[int] = []
+    pending: list[int] = []
     for text in pieces:
         ids = plain_ids(editable.tokenizer, text)
         if documents:
             yield ids
             continue
-        held += ids
-        ready = (len(held) - 1) // length * length
-        if ready > 0:
-            yield held[: ready + 1]
-            held = held[ready:]
-    yield held
+        pending += ids
+        whole = (len(pending) - 1) // length * length
+        if whole > 0:
+            yield pending[: whole + 1]
+            pending = pending[whole:]
+    yield pending
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,11 +70,11 @@ class Positions:
         """Return the positions of a corpus; EditError where it cannot be read, or has fewer than two positions."""
         positions = cls(tuple(rows_of(editable, corpus, progress)))
         if len(positions) < 2:
-            raise EditError(f"{corpus}: holds fewer than two tokens with a next one; give a text of some thousands")
+            raise EditError(f"{corpus}: holds fewer than two tokens that another follows; give a longer text")
         return positions
 
     @cached_property
-    def _indices(self) -> list[tuple[int, int]]:  # row, and index in it
+    def _indices(self) -> list[tuple[int, int]]:  # number of the row, and index in it
         return [(number, i) for number, row in enumerate(self.rows) for i in range(len(row) - 1)]
 
     def __len__(self) -> int:
@@ -100,7 +100,7 @@ class Positions:
         return list(chosen.values())
 
     def batches(self, tokens: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield the rows in order, about `tokens` positions at a time: ids [n, t], and True where one is no padding."""
+        """Yield the rows in order, about `tokens` positions at a time: ids [n, t], and a mask, False at padding."""
         size = max(1, tokens // (max(map(len, self.rows)) - 1))
         for first in range(0, len(self.rows), size):
             rows = self.rows[first : first + size]

@@ -39,7 +39,7 @@ def parse_scalings(words: Sequence[str]) -> dict[MemoryIndex, float]:
 def check_scalings(
     memories: Memories, scalings: Mapping[MemoryIndex, float] | Mapping[str, float]
 ) -> dict[MemoryIndex, float]:
-    """Return factors by slot; EditError for no such memory, one scaled twice, or a factor that is not finite."""
+    """Return factors by slot; EditError for an unknown memory, one scaled twice, or a factor that is not finite."""
     EditError.require(scalings, Mapping, "factors by memory were expected, such as {'3.17': 0}")
     by_slot = {}
     for name, factor in scalings.items():

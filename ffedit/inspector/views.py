@@ -144,7 +144,7 @@ def log_prob_batches(editable: Editable, vectors: Tensor) -> Iterator[Tensor]:
 
 def log_probabilities(editable: Editable, vectors: Tensor) -> Tensor:
     """Return log p [n, vocabulary], float32 on the CPU, of vectors [n, d_model] through final norm and unembedding."""
-    return torch.cat([log_p.cpu() for part in (vectors[:1], vectors[1:]) for log_p in log_prob_batches(editable, part)])
+    return torch.cat([log_p.cpu() for rows in (vectors[:1], vectors[1:]) for log_p in log_prob_batches(editable, rows)])
 
 
 def token_text(tokenizer: PreTrainedTokenizerBase, token: int) -> str:
@@ -167,7 +167,7 @@ class Prefix(View):
     @classmethod
     def of(cls, tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> Prefix:
         """Decode token ids, with the last one separate."""
-        before, whole = (decode(tokenizer, part, special=False) for part in (ids[:-1], ids))
+        before, whole = (decode(tokenizer, tokens, special=False) for tokens in (ids[:-1], ids))
         # Some tokenizers drop the space before a token that stands alone.
         last = whole[len(before) :] if whole.startswith(before) else ""
         return cls(before, last or token_text(tokenizer, ids[-1]))

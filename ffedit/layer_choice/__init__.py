@@ -1,1 +1,1 @@
-"""The layer to edit: the published or usual one, or by tracing, or by trial edits at a few."""
+"""Choose the layer to edit: the published or usual one, by tracing, or by trial edits at a few layers."""

@@ -1,9 +1,9 @@
 """Try layers by editing: write facts that the model knows at each of several layers, and measure.
 
 The layer that recalls a fact is not always the best one to edit (Hase et al. 2023, arXiv 2301.04213). `choose_layer`
-writes facts at a few candidates, by default those of a built-in set that the model knows. The layer of
-the best harmonic mean of efficacy, paraphrase and specificity is chosen; of those within `TIE` of it the one nearest to
-the layer that `auto` takes.
+writes facts at a few candidates, by default those of a built-in set that the model knows. Layers are ranked by the
+harmonic mean of efficacy, paraphrase and specificity. Layers within `TIE` of the best one tie, and the one nearest to
+the layer that `auto` takes is chosen.
 
 The amount of work is fixed by counts, not by time, so that the same model gives the same layer.
 """
@@ -46,11 +46,11 @@ logger = logging.getLogger(__name__)
 
 RATES = ("efficacy", "paraphrase", "specificity")
 FACTS = Path(__file__).with_name("calibration.json")
-# Layers are not compared on fewer facts; so many of the built-in facts are written at each.
+# Least number of facts to compare layers on, and number of built-in facts that are written at each.
 LEAST, WRITTEN = 3, 6
-# Models of up to SHALLOW layers try them all; deeper ones these shares of the depth and the layer that `auto` takes.
+# Up to SHALLOW layers, all but the last are tried; in deeper models, these shares of the depth and `auto`'s layer.
 SHALLOW, SHARES = 6, (1 / 16, 1 / 8, 1 / 4, 3 / 8)
-# Scores of so few facts count as a tie if they lie nearer than this: one fact of six weighs more.
+# Scores within this of the best one tie: one fact of six weighs more.
 TIE = 0.05
 # Tokens generated for an answer: those of an object, and one that shows that it is complete.
 OWN_TOKENS = 8
@@ -61,10 +61,9 @@ class LayerScore:
     """Scores of edits at one layer.
 
     Attributes:
-        efficacy: after editing the facts in this layer, as are `paraphrase` and `specificity`; each None where it was
-            not measured.
-        score: harmonic mean of those that were measured; None without efficacy.
-        magnitude: mean of the same rates' magnitudes, differences of probability; decides between equal scores.
+        efficacy: efficacy after edits at this layer; like `paraphrase` and `specificity`, None where not measured.
+        score: harmonic mean of the rates that were measured; None without efficacy.
+        magnitude: mean of the same rates' magnitudes, differences of probability; breaks ties in `best`.
     """
 
     layer: int
@@ -87,9 +86,9 @@ class LayerScore:
 
 
 def best(rows: Iterable[LayerScore], expected: int) -> int:
-    """Return the layer of the best score; of those that tie with it (`tied`) the one nearest to the `expected` layer.
+    """Return the layer nearest to the `expected` one among those that tie for the best score (`tied`).
 
-    Among equals: where the magnitude is largest.
+    If two are equally near, the score decides, then the magnitude.
     """
 
     def rank(row: LayerScore) -> tuple[float, float]:
@@ -127,7 +126,7 @@ def edit_at(
     for layer in layers:
         edit = write(editable, facts, method, [layer], config, moments, progress=progress)
         with edit.applied(editable):
-            scores = mean_scores(one.scores for one in evaluation.scores())
+            scores = mean_scores(fact.scores for fact in evaluation.scores())
         rows.append(LayerScore.of(layer, scores))
     return tuple(rows)
 
@@ -137,14 +136,14 @@ class LayerChoice(Displayed):
     """Layer that trial edits choose, and the evidence for it.
 
     Attributes:
-        layer: the best of the layers that were tried; of those whose scores tie, the nearest to `auto`'s.
+        layer: the best of the layers that were tried; if several tie, the nearest to the layer that `auto` takes.
         method: the method of the edits.
         asked: number of facts that the model was asked.
-        known: how many of them it knows.
-        prompts: number of prompts that each rate is measured on; those of efficacy are the facts written.
+        known: number of these facts that it knows.
+        prompts: number of prompts by rate; for efficacy, the number of facts written.
         rows: scores by layer.
         auto: the layer that `auto` takes.
-        seconds: time that it took.
+        seconds: duration of the choice.
     """
 
     layer: int
@@ -177,14 +176,14 @@ def choose_layer(
     stats: Corpus | None = None,
     progress: Progress = silent,
 ) -> LayerChoice:
-    """Choose a layer by writing facts that the model knows into each of a few, and measuring.
+    """Choose a layer by writing facts that the model knows into each of a few layers, and measuring.
 
     Args:
         editable: the model; restored afterwards.
         method: the method of the edits.
-        facts: with previous objects and targets, and with paraphrases and neighbors; None for `WRITTEN` of the
-            built-in facts that the model knows.
-        layers: to try; None for a few shares of the depth, and the layer that `auto` takes.
+        facts: facts with previous objects, targets, paraphrases and neighbors; None for `WRITTEN` of the built-in
+            facts that the model knows.
+        layers: layers to try; None for a few shares of the depth, and the layer that `auto` takes.
         config: settings of the edits; None for the method's defaults.
         stats: the text to collect key statistics on; None for the usual one (`ffedit.collect_stats`).
         progress: called with the progress.
@@ -205,9 +204,9 @@ def choose_layer(
     asked = read_facts(FACTS) if facts is None else as_facts(facts)
     known = known_facts(editable, asked)
     if len(known) < LEAST:
-        whose = "built-in calibration facts" if facts is None else "facts"
+        kind = "built-in calibration facts" if facts is None else "facts"
         raise EditError(
-            f"{editable.name} knows {len(known)} of the {len(asked)} {whose}, but at least {LEAST} are needed "
+            f"{editable.name} knows {len(known)} of the {len(asked)} {kind}, but at least {LEAST} are needed "
             "to compare layers; give facts whose `previous` objects it generates"
         )
     written = in_turn(known)[:WRITTEN] if facts is None else known
@@ -237,8 +236,8 @@ def known_facts(editable: Editable, facts: Sequence[Fact]) -> list[Fact]:
         except FactError:
             continue
         asked.append((fact, generation.words(editable, encoded.target_ids)))
-    said = generation.completions(editable, [fact.text for fact, _ in asked], OWN_TOKENS)
-    return [fact for (fact, old), text in zip(asked, said, strict=True) if exact_match(text, old, fact.new_object)]
+    answers = generation.completions(editable, [fact.text for fact, _ in asked], OWN_TOKENS)
+    return [fact for (fact, old), text in zip(asked, answers, strict=True) if exact_match(text, old, fact.new_object)]
 
 
 def in_turn(facts: Sequence[Fact]) -> list[Fact]:
@@ -250,7 +249,7 @@ def in_turn(facts: Sequence[Fact]) -> list[Fact]:
 
 
 def candidates(depth: int, auto: int) -> list[int]:
-    """Return the layers to try in a model of `depth` layers, where `auto` takes that layer.
+    """Return the layers to try in a model of `depth` layers, given the layer that `auto` takes.
 
     The last layer is excluded: no later attention layer carries what it writes at the subject to the prompt's end.
     """

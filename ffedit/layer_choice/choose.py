@@ -1,9 +1,9 @@
 """Take the layer to edit that `--layers` asks for.
 
 `auto` takes the layer published for the model, or else a quarter of its depth (`published`): no measurement that is
-cheap enough to be made unasked has told layers apart. `trace` takes the layer of the facts' own trace, where it shows a
-site at the token where the key is read (`locator.site_of`). Among named layers the trace decides. What a trace leaves
-open is decided as by `auto`.
+cheap enough to run by default has shown which layer is better. `trace` takes the layer of the facts' own trace, where
+it shows a site at the token where the key is read (`locator.site_of`). Among named layers the trace decides. Where it
+shows no site, the layer nearest to that of `auto` is taken.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ffedit.locator.result import Tokens
 from ffedit.model.editable import Editable
 from ffedit.progress import Progress, silent
 
-# Tokens and corrupted runs of a trace that is only shown.
+# Tokens, and number of corrupted runs, of a trace that is only shown.
 SHOWN_TOKENS: Tokens = "subject_and_last"
 SHOWN_SAMPLES = 2
 
@@ -32,11 +32,11 @@ SHOWN_SAMPLES = 2
 class Found:
     """Layer to edit, and the reason for it."""
 
-    # of feed-forward outputs; of all facts if they decide, else of the first, where it is to be shown
+    # traces of feed-forward outputs: of all facts if they decide; else of the first, if it is to be shown; else None
     traces: TraceSet | None
     layer: int
-    # what decided: the layer "published" for the model or the "usual" one (`auto`), the facts' "trace", the
-    # user's "request"; or that it is the "only" one whose output reaches the answer
+    # reason: the layer "published" for the model or the "usual" one (`auto`), the facts' "trace", the user's
+    # "request", or the "only" layer whose output reaches the answer
     by: Literal["published", "usual", "trace", "request", "only"]
     auto: AutoLayer
 
@@ -61,8 +61,8 @@ def find_layer(
     trace decides.
     """
     config = config or EditConfig()
-    if (found := known_layer(editable, facts, asked, allowed, method, config)) is not None:
-        return replace(found, traces=shown(editable, facts, config.seed, progress)) if show_trace else found
+    if (choice := known_layer(editable, facts, asked, allowed, method, config)) is not None:
+        return replace(choice, traces=shown(editable, facts, config.seed, progress)) if show_trace else choice
     auto = auto_layer(editable, method)
     allowed = in_reach(editable, facts, check_method(method), allowed, config.key.fact_token)
     traces = locate_all(editable, facts, seed=config.seed, progress=progress)
@@ -74,7 +74,7 @@ def find_layer(
 def known_layer(
     editable: Editable, facts: Sequence[Fact], asked: str, allowed: range, method: str, config: EditConfig
 ) -> Found | None:
-    """Find the layer that `find_layer` takes without computing anything, with no trace; None if it takes a trace."""
+    """Return the choice that `find_layer` makes without running the model; None if it needs a trace."""
     auto = auto_layer(editable, method)
     allowed = in_reach(editable, facts, check_method(method), allowed, config.key.fact_token)
     if len(allowed) == 1:

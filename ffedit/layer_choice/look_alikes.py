@@ -2,8 +2,8 @@
 
 An edit may leak into any other name, and most into those that look alike: names that end with the subject's last word
 ("Tokyo Tower"), names whose keys point the same way, and the other subjects that the fact itself names, its neighbors.
-A leak into names that count in C (`key.names_weight`) would be too small. So the built-in names are divided in two
-halves by a hash of the name: one is measured, always, and only the other counts in C where a leak is measured.
+The leak into names that count in C (`key.names_weight`) would be underestimated. So a hash divides the built-in names
+into halves: leaks are always measured on one, and while they are, only the other counts in C.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ffedit.inference.names import alike, names, stands_in
 
 @once
 def measured_names() -> tuple[str, ...]:
-    """Return the half of the built-in names that is measured, in an order by their hash."""
+    """Return the half of the built-in names on which leaks are measured, ordered by hash."""
     hashed = sorted((sha256(name.encode()).digest(), name) for name in names())
     return tuple(name for digest, name in hashed if digest[-1] % 2)
 
@@ -31,15 +31,15 @@ def measured_names() -> tuple[str, ...]:
 def neighbor_subjects(fact: Fact) -> list[str]:
     """Return the subjects of a fact's neighbors, each once.
 
-    A neighbor is a prompt. Its subject stands where this fact's does in the prompt or a paraphrase with the same words
-    around it; or else it is the longest built-in name in the prompt. Where neither is there, it has none.
+    A neighbor is a prompt. If it is the fact's prompt or a paraphrase with another subject, that is its subject; else
+    its subject is the longest built-in name in it. A neighbor without either has none.
     """
     around = []
     for text in (fact.text, *fact.texts("paraphrases")):
         spans = [fact.span] if text == fact.text else list(occurrences(text, fact.subject))[:1]
         around += [(text[:start], text[end:]) for start, end in spans]
-    found = dict.fromkeys(_subject(probe.prompt, around) for probe in fact.probes("neighbors"))
-    return [name for name in found if name and not alike(name, fact.subject)]
+    subjects = dict.fromkeys(_subject(probe.prompt, around) for probe in fact.probes("neighbors"))
+    return [name for name in subjects if name and not alike(name, fact.subject)]
 
 
 def _subject(prompt: str, around: Sequence[tuple[str, str]]) -> str:
@@ -51,10 +51,10 @@ def _subject(prompt: str, around: Sequence[tuple[str, str]]) -> str:
 
 
 def look_alikes(subject: str, known: Sequence[str], keys: Tensor, key: Tensor, count: int) -> list[str]:
-    """Choose `count` look-alikes of a subject with this `key` [d_ff] among the measured of the `known` names.
+    """Choose up to `count` look-alikes of a subject with this `key` [d_ff] among `known` names that are measured.
 
-    First come those that end with its last word, where it has more than one; then those whose `keys` [names, d_ff] have
-    the largest cosine with its own. Names that are words of the subject, or that it is words of, are the same name.
+    First come names that end with its last word, if it has several; then those whose `keys` [names, d_ff] have the
+    largest cosine with `key`. Names that contain the subject, or that it contains, mean the subject and do not count.
     """
     measured = set(measured_names())
     rows = [i for i, name in enumerate(known) if name in measured and not alike(name, subject)]

@@ -1,4 +1,4 @@
-"""The layer that is edited unless another is asked for: that published for the model, or else a quarter of its depth.
+"""The layer to edit unless another is asked for: the one published for the model, or else a quarter of its depth.
 
 A row of published layers applies to every checkpoint of its shape. ROME writes one layer; MEMIT and the methods derived
 from it a range that ends at the layer where v* is chosen. They lie between .15 and .35 of the depth.
@@ -13,7 +13,7 @@ from typing import Any, Literal
 from ffedit.facts.text import counted
 from ffedit.model.editable import Editable
 
-# Where no layer was published: its share of the depth, and how many layers at least are left behind it.
+# Where no layer was published: the layer's share of the depth, and the least number of layers after it.
 SHARE, BEHIND = 1 / 4, 3
 
 
@@ -60,10 +60,10 @@ def published(config: Any) -> Published | None:
 
 
 def usual_layer(depth: int) -> int:
-    """Return the layer at a quarter of the `depth`, rounded up, with `BEHIND` layers behind it if there are so many.
+    """Return the layer at a quarter of the `depth`, rounded up, or a lower one that has `BEHIND` after it (at least 0).
 
-    Attention in later layers carries what is written at the subject to the prompt's end. None is behind the last layer;
-    few carry less than more do: models of three and four layers recall facts at layer 0, and are edited best there.
+    Attention in later layers carries what is written at the subject to the prompt's end, and few layers carry less:
+    models of three and four layers recall facts at layer 0, and are edited best there.
     """
     return min(ceil(SHARE * depth), max(0, depth - 1 - BEHIND))
 

@@ -4,12 +4,12 @@ A site is a token and a layer. The smallest change that stores a fact at it is �
 
     u = C⁻¹k* / (k*ᵀ C⁻¹ k*)
 
-with the key k* read there and the metric C of the layer, less what it gives to kept keys (`updates.direction`): a text
-receives (uᵀk) δ wherever a key k is read. So what an edit does to other texts is known from keys alone, before any
-value is chosen:
+with the key k* read there and the metric C of the layer; u is also orthogonal to kept keys (`updates.direction`). A
+text receives (uᵀk) δ wherever a key k is read. So what an edit does to other texts is known from keys alone, before
+any value is chosen:
 
     reach   uᵀk at the same token of the subject, in sentences in which k* was not read; 1 is the whole change
-    leak    |uᵀk| in mentions of other names, of each at its token that receives most; 0 is none of it
+    leak    |uᵀk| in mentions of other names, at the token of each that receives most; 0 is no leak
 
 The other property of a site is its *effect*, the share of the answer that comes back when its clean output is restored
 (`locator`). k* and C are those that the editor would take, with one difference: names that are measured do not count in
@@ -57,7 +57,7 @@ from ffedit.model.tokenization import LETTER, Encoded, decode
 from ffedit.notebook import Displayed
 from ffedit.progress import Progress, silent
 
-# What stands in front of the subject where its reach is measured; k* is never read behind one of these.
+# Beginnings of the sentences in which a subject's reach is measured; k* is never read after one of these.
 CARRIERS = (
     "People often ask about",
     "In this chapter we turn to",
@@ -67,9 +67,9 @@ CARRIERS = (
     "The newspaper printed a long report on",
     "For many years,",
 )
-# Other names that are measured at every site, built-in look-alikes, and neighbors' subjects, at most.
+# Largest numbers of other names that are measured, of built-in look-alikes, and of neighbors' subjects.
 OTHERS, LOOK_ALIKES, NEIGHBORS = 300, 10, 20
-# Of the names that receive most, so many are kept with what they receive.
+# Number of look-alikes in `SiteMap.hit`, and the quantile that `leak_high` is.
 MOST_HIT = 5
 HIGH = 0.95
 
@@ -87,7 +87,7 @@ class SiteMap(Displayed):
         leak_high: the 95th percentile of |uᵀk| over the same names, [layers, tokens].
         leak_look_alikes: mean of |uᵀk| over look-alikes of the subject, [layers, tokens].
         hit: the look-alikes that receive most, the most first, [layers, tokens, 5]; "" where there are fewer.
-        hit_by: uᵀk of each of these, [layers, tokens, 5]; NaN where there are fewer.
+        hit_by: uᵀk of each name in `hit`, [layers, tokens, 5]; NaN where there are fewer.
         layers: layers that were measured, ascending.
         tokens: the prompt's tokens as text, [tokens].
         subject: position of the subject's first token, and the one after its last.
@@ -122,7 +122,7 @@ class SiteMap(Displayed):
 
     @property
     def least(self) -> tuple[int, int]:
-        """Layer and position of the site that leaks least to look-alikes; the first measured, where there are none."""
+        """Layer and position of the site that leaks least to look-alikes; the first layer if there are none."""
         leaks = np.where(np.isnan(self.leak_look_alikes), np.inf, self.leak_look_alikes)
         if np.isinf(leaks).all():
             return self.layers[0], self.subject[1] - 1
@@ -158,10 +158,10 @@ def site_map(
 
     Args:
         editable: the model.
-        fact: one fact; its target is not asked for.
-        layers: which; None for those whose statistics are in the cache or in `stats`, or else, where there are none,
-            the layer that `auto` takes and its neighbours, whose statistics are collected.
-        config: numbers of the edit, of which k* and C depend on `prompts` and `key`; each token of the subject is
+        fact: one fact; its target is not needed.
+        layers: the layers to measure; None for those whose statistics are in the cache or in `stats`, or, if there are
+            none, the layer that `auto` takes and its neighbours, whose statistics are then collected.
+        config: hyperparameters of the edit; k* and C depend on its `prompts` and `key`. Each token of the subject is
             measured, whatever `key.fact_token` is.
         stats: second moments of the keys, or the text to collect them on; by default as for `ffedit.edit`.
         progress: called with the progress.
@@ -178,7 +178,7 @@ def site_map(
     (fact,) = as_facts(fact)
     stats = text_for(editable, 1, config.seed, names=config.key.names_weight > 0) if stats is None else stats
     chosen = _layers(editable, layers, stats)
-    # As in a trace, so that the tokens are the same.
+    # Encoded as in a trace, so that the tokens are the same.
     prompt = editable.encode(fact.text, fact.previous or "", fact.span, editable.max_tokens)
     refusal = EditError("not enough memory for the sites of a fact; map fewer layers, or use another --device")
     with refuse_out_of_memory(refusal):
@@ -193,10 +193,10 @@ def _layers(
     depth = len(editable.layers)
     if layers is not None:
         return resolve_layers(depth, layers)
-    known = in_cache(editable, editable.memories.values(), stats) if isinstance(stats, Corpus) else stats
-    own = auto_layer(editable).layer
-    found = sorted({at.layer for at in known if at in editable.memories})
-    return tuple(found or range(max(0, own - 1), min(depth, own + 2)))
+    addresses = in_cache(editable, editable.memories.values(), stats) if isinstance(stats, Corpus) else stats
+    auto = auto_layer(editable).layer
+    with_stats = sorted({at.layer for at in addresses if at in editable.memories})
+    return tuple(with_stats or range(max(0, auto - 1), min(depth, auto + 2)))
 
 
 # Keys and their directions -------------------------------------------------------------------------
@@ -207,7 +207,7 @@ class _Site:
     """Site as the editor would write to it."""
 
     ff: FeedForward  # the memories that it would write to
-    token: int  # from −1 at the subject's end
+    token: int  # token of the subject, counted from −1 at its end
     key: Tensor  # k*, [Σ d_ff], float64
     u: Tensor  # `updates.direction` of the key, [Σ d_ff], float64
 
@@ -222,36 +222,36 @@ def _solve(
 ) -> list[_Site]:
     """Read the key of each site as an edit would, and solve for its direction."""
     prompt_sets = _prompt_sets(editable, fact, config)
-    placed = [
-        (find_ff_layers(editable, [layer], [own])[0], token, own)
+    targets = [
+        (find_ff_layers(editable, [layer], [prompts])[0], token, prompts)
         for layer in layers
-        for token, own in prompt_sets.items()
+        for token, prompts in prompt_sets.items()
     ]
-    memories = {memory.address: memory for ff, *_ in placed for memory in ff.memories}
+    memories = {memory.address: memory for ff, *_ in targets for memory in ff.memories}
     moments = moments_for(editable, list(memories.values()), stats, 1, config.seed, progress)
     whole = by_layer(editable, memories)
-    read_names(editable, whole)  # all layers in one pass; kept for what follows
+    read_names(editable, whole)  # all layers in one pass; cached for the calls below
     begin = beginning_keys(editable, whole) if config.key.keep_beginning else {}
     kept = {at: keys for ff in whole if ff.layer in begin for at, keys in ff.split(begin[ff.layer], 0).items()}
     subjects, left_out = [fact.subject, *neighbor_subjects(fact)], frozenset(measured_names())
     of_names: dict[tuple[Address, ...], NameMoment | None] = {}
-    found = []
-    for i, (ff, token, own) in enumerate(placed):
-        written = tuple(memory.address for memory in ff.memories)
-        if written not in of_names:
+    sites = []
+    for i, (ff, token, prompts) in enumerate(targets):
+        addresses = tuple(memory.address for memory in ff.memories)
+        if addresses not in of_names:
             names = name_moments(editable, [ff], subjects, config.key, left_out=left_out)
-            of_names[written] = names.get(ff.layer)
-        read = read_keys(editable, ff, without_sinks(editable, ff, [own]))
-        spread = read.context_spread(config.key.context_weight)
-        C = metric([moments[at] for at in written], spread, of_names[written])
-        still = torch.cat([kept[at] for at in written]).to(read.K) if kept else None
-        found.append(_Site(ff, token, read.K[:, 0], direction(read.K[:, 0], C, still)))
-        progress("mapping sites", i + 1, len(placed))
-    return found
+            of_names[addresses] = names.get(ff.layer)
+        keys = read_keys(editable, ff, without_sinks(editable, ff, [prompts]))
+        spread = keys.context_spread(config.key.context_weight)
+        C = metric([moments[at] for at in addresses], spread, of_names[addresses])
+        kept_keys = torch.cat([kept[at] for at in addresses]).to(keys.K) if kept else None
+        sites.append(_Site(ff, token, keys.K[:, 0], direction(keys.K[:, 0], C, kept_keys)))
+        progress("mapping sites", i + 1, len(targets))
+    return sites
 
 
 def _prompt_sets(editable: Editable, fact: Fact, config: EditConfig) -> dict[int, PromptSet]:
-    """Return the texts of an edit by its token, from −1 at the subject's end, among those that all texts have."""
+    """Return the prompts of an edit at each subject token that all texts have, counted from −1 at the subject's end."""
     if fact.target is None:  # no key depends on the answer
         fact = replace(fact, target=fact.previous or LETTER, previous=None)
 
@@ -267,7 +267,7 @@ def _prompt_sets(editable: Editable, fact: Fact, config: EditConfig) -> dict[int
 
 
 def _measure(editable: Editable, fact: Fact, prompt: Encoded, sites: Sequence[_Site]) -> SiteMap:
-    """Read the subject in other sentences, and other names, in one pass through all layers, and build the map."""
+    """Read keys of the subject in other sentences, and of other names, in one pass, and build the map."""
     whole = by_layer(editable, {memory.address for site in sites for memory in site.ff.memories})
     others = [name for name in measured_names() if not alike(name, fact.subject)][:OTHERS]
     similar = _look_alikes(editable, fact, whole, sites)
@@ -275,7 +275,7 @@ def _measure(editable: Editable, fact: Fact, prompt: Encoded, sites: Sequence[_S
     named = {name: _at_each_token(editable, name) for name in dict.fromkeys([*others, *chain(*similar.values())])}
     texts = [*sentences.values(), *named.values()]
     read = read_layers(editable, whole, list(chain(*texts)))
-    keys = {ff.layer: ff.split(own, 1) for ff, (own, _) in zip(whole, read, strict=True)}
+    keys = {ff.layer: ff.split(layer_keys, 1) for ff, (layer_keys, _) in zip(whole, read, strict=True)}
 
     assert prompt.subject is not None
     shape = len(editable.layers), prompt.answer
@@ -284,11 +284,11 @@ def _measure(editable: Editable, fact: Fact, prompt: Encoded, sites: Sequence[_S
     arrays |= {"hit": np.full((*shape, MOST_HIT), "", object), "hit_by": np.full((*shape, MOST_HIT), np.nan)}
     for site in sites:
         received = double(site.ff.joined(keys[site.ff.layer]).to(site.u.device)) @ site.u
-        parts = dict(zip([*sentences, *named], received.cpu().split([len(own) for own in texts]), strict=True))
-        most = {name: float(part[part.abs().argmax()]) for name in named if len(part := parts[name])}
+        by_text = dict(zip([*sentences, *named], received.cpu().split([len(group) for group in texts]), strict=True))
+        most = {name: float(values[values.abs().argmax()]) for name in named if len(values := by_text[name])}
         alike_ones = {name: most[name] for name in similar[site.ff.layer] if name in most}
-        values = _summary(parts[site.token], [most[name] for name in others if name in most], alike_ones)
-        for name, value in values.items():
+        summary = _summary(by_text[site.token], [most[name] for name in others if name in most], alike_ones)
+        for name, value in summary.items():
             arrays[name][site.ff.layer, prompt.subject[1] + site.token] = value
     return SiteMap(
         **{**arrays, "hit": arrays["hit"].astype(str)},
@@ -301,13 +301,13 @@ def _measure(editable: Editable, fact: Fact, prompt: Encoded, sites: Sequence[_S
     )
 
 
-def _summary(own: Tensor, others: Sequence[float], look_alikes: Mapping[str, float]) -> dict[str, Any]:
+def _summary(subject: Tensor, others: Sequence[float], look_alikes: Mapping[str, float]) -> dict[str, Any]:
     """Return the entries of a site, from uᵀk of the subject's sentences, of other names and of look-alikes."""
     leaks, near = np.abs(others), sorted(look_alikes.items(), key=lambda pair: -abs(pair[1]))
     hit = near[:MOST_HIT] + [("", np.nan)] * (MOST_HIT - len(near))
     return {
-        "reach": float(own.mean()) if len(own) else np.nan,
-        "reach_least": float(own.min()) if len(own) else np.nan,
+        "reach": float(subject.mean()) if len(subject) else np.nan,
+        "reach_least": float(subject.min()) if len(subject) else np.nan,
         "leak": leaks.mean() if len(leaks) else np.nan,
         "leak_high": np.quantile(leaks, HIGH) if len(leaks) else np.nan,
         "leak_look_alikes": float(np.mean([abs(received) for _, received in near])) if near else np.nan,
@@ -322,17 +322,17 @@ def _look_alikes(
     """Choose look-alikes for each layer: the neighbors' subjects, and built-in names."""
     near, read = neighbor_subjects(fact)[:NEIGHBORS], read_names(editable, whole)
     last = {site.ff.layer: site for site in sites if site.token == -1}
-    found = {}
+    chosen = {}
     for ff in whole:
         known = read[ff.layer]
-        own = last[ff.layer].ff.joined(ff.split(known.keys, 1))
-        shipped = look_alikes(fact.subject, known.names, own, last[ff.layer].key, LOOK_ALIKES)
-        found[ff.layer] = list(dict.fromkeys([*near, *shipped]))
-    return found
+        keys = last[ff.layer].ff.joined(ff.split(known.keys, 1))
+        built_in = look_alikes(fact.subject, known.names, keys, last[ff.layer].key, LOOK_ALIKES)
+        chosen[ff.layer] = list(dict.fromkeys([*near, *built_in]))
+    return chosen
 
 
 def _sentences(editable: Editable, subject: str, token: int) -> list[Encoded]:
-    """Encode other sentences about a subject that have this token of it, and that the model takes."""
+    """Encode other sentences about a subject, except those that lack this token of it or are too long for the model."""
     texts = [mention(editable, subject, carrier, token) for carrier in CARRIERS]
     return [text for text in texts if len(text.ends) >= -token and len(text.ids) <= editable.max_tokens]
 

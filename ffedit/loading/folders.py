@@ -1,7 +1,7 @@
-"""Refusal of folders that hold no checkpoint that can be loaded, before torch is imported.
+"""Refuse folders that hold no loadable checkpoint, before torch is imported.
 
-What people have after fine-tuning or a download is not always a whole model: an adapter for one, pickled weights, the
-pointers of Git LFS, some of the shards. Each of these has a next step, which its line says.
+After fine-tuning or a download, a folder does not always hold a whole model: it may be an adapter, pickled weights,
+pointers of Git LFS, or some of the shards. The error for each says what to do next.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from ffedit.errors import ModelError
 from ffedit.files.shards import INDEX, SINGLE, is_pointer, read_index, refuse_pickled
 
 ADAPTER = "adapter_config.json"
-# Files in whose place a pointer may stand: the weights, the tokenizer, what describes them.
+# Files that may be pointers of Git LFS: weights, tokenizers, and their descriptions.
 LARGE = ("*.safetensors", "*.gguf", "*.bin", "*.json", "*.model", "*.jinja")
-# Weights of other frameworks, and the original ones of Llama and Mistral.
+# Weights of other frameworks, and original weights of Llama and Mistral.
 OTHERS = ("*.h5", "*.msgpack", "*.pth", "*.pt", "*.ckpt", "*.onnx", "*.npz")
 
 
@@ -52,18 +52,18 @@ def check_folder(folder: Path, name: str) -> None:
         refuse_pickled(folder, name)
     if not any(path.suffix == ".safetensors" for path in files):
         others = [path.name for pattern in OTHERS for path in sorted(folder.glob(pattern))]
-        found = f"; {others[0]} is not read: take the model's safetensors files, or its GGUF file" if others else ""
+        advice = f"; {others[0]} is not read: take the model's safetensors files, or its GGUF file" if others else ""
         if files_of_gguf := [path for path in files if path.suffix == ".gguf"]:
-            found = f"; give its GGUF file: {files_of_gguf[0]}"
-        raise ModelError(f"{name}: no weights in it ({SINGLE}, or {INDEX} with its shards, was expected){found}")
+            advice = f"; give its GGUF file: {files_of_gguf[0]}"
+        raise ModelError(f"{name}: no weights in it ({SINGLE}, or {INDEX} with its shards, was expected){advice}")
 
 
 def _elsewhere(folder: Path) -> str:
-    """Say what to give in place of what is no model folder: a folder in it, or the one that it lies in."""
+    """Say what to give instead of a path that is no model folder: a folder inside it, or the folder of the file."""
     if folder.is_file():
         return f"give the folder that holds it: {folder.parent}"
     names = [f"{inside}/{name}" for inside in ("*", "snapshots/*") for name in ("config.json", ADAPTER)]
-    if found := [path.parent for name in names for path in folder.glob(name)]:
-        last = max(found, key=lambda path: (len(path.name), path.name))  # checkpoint-1000 is behind checkpoint-500
+    if inner := [path.parent for name in names for path in folder.glob(name)]:
+        last = max(inner, key=lambda path: (len(path.name), path.name))  # checkpoint-1000 follows checkpoint-500
         return f"give the folder that has it: {last}"
     return "a model folder, a GGUF file or a hub id was expected"

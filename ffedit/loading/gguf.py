@@ -1,10 +1,10 @@
-"""GGUF files as ordinary checkpoints, whose parts are kept in the cache.
+"""Read GGUF files as ordinary checkpoints, with a cache.
 
-transformers reads config and tokenizer, which takes a while; they are kept in the cache, in a folder that everything
-else here treats as a checkpoint's. The weights stay in the file: each time that a model is loaded its blocks are
-unpacked, so that they are on the disk once. What needs a checkpoint's weights as files (an export, a model that is
-spread over devices) has them converted to float32, into the same folder. It is named by the file's path, size and
-times: when one of these changes, the file is read again.
+transformers takes a while to read config and tokenizer, so they are kept in the cache, in a folder that the rest of
+ffedit treats as a checkpoint. The weights stay in the file and are unpacked each time a model is loaded, so that they
+are on disk once. Operations that need the weights as files (an export, a model that is spread over devices) convert
+them to float32 in the same folder. The folder is named by the file's path, size and times: when one of these changes,
+the file is read again.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ from ffedit.progress import Progress, silent
 logger = logging.getLogger(__name__)
 
 SOURCE = "ffedit_source.json"  # in a checkpoint's folder: the file that it was converted from
-CHECKSUMS = ".checksums.json"  # of all its files; it stays in the cache
+CHECKSUMS = ".checksums.json"  # of all other files in the folder; it stays in the cache
 BLOCK = 1 << 24
 LARGE = 10**9  # weights of a model that takes too much memory in float32
 
 
 def converted(name: str, file: Path, progress: Progress = silent, weights: bool = True) -> Path:
-    """Return the folder of a GGUF file's content, its config and tokenizer, which is made where it is not in the cache.
+    """Return the folder of a GGUF file's config and tokenizer; make it if it is not in the cache.
 
-    With `weights` these are in it, too, as float32; else `read_weights` has them. `name` is the model's in messages,
-    and `file` the first of several parts. Raises ModelError where the file cannot be read or holds no decoder that
-    transformers can read, or `gguf` is not installed, and EditError where the cache cannot be written.
+    If `weights`, it holds the weights, too, as float32; else `read_weights` reads them. `name` is the model's name in
+    messages, and `file` the first of several parts. Raises ModelError if the file cannot be read or holds no decoder
+    that transformers can read, or `gguf` is not installed, and EditError if the cache cannot be written.
     """
     folder = _folder(file)
     if not _is_whole(folder, weights):
@@ -62,8 +62,8 @@ def read_weights(
 ) -> Any:
     """Return the model of a GGUF file whose `config` and tokenizer are in `folder`, its weights unpacked into memory.
 
-    Its precision is `dtype`, or `default_dtype`. A file whose weights cannot be read is not kept in the cache at all.
-    Errors are those of `converted`.
+    Its precision is `dtype`, or `default_dtype`. If the weights cannot be read, `folder` is removed from the cache,
+    unless it holds converted weights. Errors are those of `converted`.
     """
     try:
         reader = checked(name, file)
@@ -89,19 +89,19 @@ def default_dtype(reader: Any) -> torch.dtype:
     size = sum(int(tensor.n_elements) for tensor in reader.tensors)
     if size < LARGE or kinds(reader)[0].name == "F32":
         return torch.float32
-    times = bfloat16_speed(torch.device("cpu"))
-    dtype = torch.bfloat16 if times >= FASTER else torch.float32
-    logger.info("%.2g billion weights in %s: bfloat16 is %.2g times as fast as float32", size / 1e9, dtype, times)
+    speedup = bfloat16_speed(torch.device("cpu"))
+    dtype = torch.bfloat16 if speedup >= FASTER else torch.float32
+    logger.info("%.2g billion weights in %s: bfloat16 is %.2g times as fast as float32", size / 1e9, dtype, speedup)
     return dtype
 
 
 def _folder(file: Path) -> Path:
     """Return the folder of a file's content, whether it exists or not."""
     try:
-        about = f"{file.absolute()} {_mark(file)}"
+        identity = f"{file.absolute()} {_mark(file)}"
     except OSError as error:
         raise ModelError(f"{file}: cannot be read ({error.strerror or error})") from error
-    return cache.path("gguf", hashlib.sha256(about.encode()).hexdigest()[:24], "")
+    return cache.path("gguf", hashlib.sha256(identity.encode()).hexdigest()[:24], "")
 
 
 def _check_unchanged(name: str, file: Path, folder: Path) -> None:
@@ -111,10 +111,10 @@ def _check_unchanged(name: str, file: Path, folder: Path) -> None:
 
 
 def source_of(name: str, folder: Path) -> dict[str, Any] | None:
-    """Return the source of a checkpoint that was converted from a GGUF file, plain JSON; None for any other.
+    """Return the source of a checkpoint that was converted from a GGUF file, as plain JSON; None for any other.
 
-    That is `file` and `package` (distribution and version), `sha256` and `bytes` of the file, `quantisation` (GGML
-    types, that of most weights first), `license`, and `converted`, the versions of what read it.
+    Its entries are `file` and `package` (distribution and version), `sha256` and `bytes` of the file, `quantisation`
+    (GGML types, the type of most weights first), `license`, and `converted`, the versions of what read the file.
     """
     source = _content(folder / SOURCE)
     if source and (file := gguf_file(name)) is not None:
@@ -135,12 +135,12 @@ def _origin(name: str, file: Path) -> dict[str, Any]:
 
 
 def has_weights(folder: Path) -> bool:
-    """Return True if the weights of a GGUF file were converted, too, into the folder of its content."""
+    """Return True if the folder of a GGUF file also holds its converted weights."""
     return any(folder.glob("*.safetensors"))
 
 
 def _is_whole(folder: Path, weights: bool) -> bool:
-    """Return True if a file's config and tokenizer, and its `weights` if asked for, are in the cache, and undamaged."""
+    """Return True if a file's config and tokenizer, and its weights if `weights`, are in the cache and undamaged."""
     if not (folder / CHECKSUMS).is_file() or (weights and not has_weights(folder)):
         return False
     files = {folder / name: checksum for name, checksum in _content(folder / CHECKSUMS).items()}
@@ -157,7 +157,7 @@ def _checksum(file: Path, *mark: int) -> str:
 
 
 def _mark(file: Path) -> list[int]:
-    """Return what changes when a file does, or a part of it, without reading it: sizes and times."""
+    """Return sizes and times of a file, or of its parts, which change when its content does; it is not read."""
     stats = [part.stat() for part in gguf_parts(file)]
     return [number for stat in stats for number in (stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)]
 
@@ -175,7 +175,7 @@ def _write(path: Path, content: dict[str, Any]) -> None:
 
 
 def _write_added_tokens(path: Path, tokenizer: Any) -> None:
-    """Write a tokenizer's added tokens into its settings: else transformers parses all tokens in Python for them."""
+    """Write a tokenizer's added tokens into its settings; else transformers parses all tokens in Python for them."""
     names = ("content", "lstrip", "normalized", "rstrip", "single_word", "special")
     added = {
         str(i): {name: getattr(token, name) for name in names} for i, token in tokenizer.added_tokens_decoder.items()
@@ -185,12 +185,12 @@ def _write_added_tokens(path: Path, tokenizer: Any) -> None:
 
 
 def _hash(file: Path) -> str:
-    """Return the SHA-256 of a file, of all its parts; ModelError where it cannot be read."""
+    """Return the SHA-256 of a file with all its parts; ModelError if it cannot be read."""
     digest = hashlib.sha256()
     try:
         for part in gguf_parts(file):
-            with part.open("rb") as opened:
-                while block := opened.read(BLOCK):
+            with part.open("rb") as stream:
+                while block := stream.read(BLOCK):
                     digest.update(block)
     except OSError as error:
         raise ModelError(f"{file}: cannot be read ({error.strerror or error})") from error
@@ -215,14 +215,14 @@ def _convert(name: str, file: Path, folder: Path, weights: bool, progress: Progr
         raise ModelError(
             f"{name}: GGUF files are read with the package gguf; pip install 'ffedit[gguf]', or gguf alone"
         )
-    sha256 = _hash(file)  # first: it says what cannot be read
+    sha256 = _hash(file)  # first, because it reports a file that cannot be read
     reader = checked(name, file)
     if weights:
         _check_disk(name, folder.parent, 4 * sum(int(tensor.n_elements) for tensor in reader.tensors))
     progress("converting", 0, 1)
     config, tokenizer = config_and_tokenizer(name, file, reader, folder)
     model = unpacked_model(name, file, reader, folder, config, torch.float32, progress) if weights else None
-    about = {
+    source = {
         **_origin(name, file),
         "sha256": sha256,
         "bytes": sum(part.stat().st_size for part in gguf_parts(file)),
@@ -230,13 +230,13 @@ def _convert(name: str, file: Path, folder: Path, weights: bool, progress: Progr
         "license": entry(reader, "general.license"),
         "converted": f"transformers {transformers.__version__}, gguf {importlib.metadata.version('gguf')}",
     }
-    # Half a folder is replaced, whatever is in it.
-    with placed(folder, force=True) as made, named_errors(folder), quiet():
-        made.mkdir()
+    # An incomplete folder is replaced, whatever it holds.
+    with placed(folder, force=True) as new, named_errors(folder), quiet():
+        new.mkdir()
         with os_errors():
-            (config if model is None else model).save_pretrained(made)
-            tokenizer.save_pretrained(made)
-            _write_added_tokens(made / "tokenizer_config.json", tokenizer)
-        _write(made / SOURCE, about)
-        _write(made / CHECKSUMS, {path.name: file_checksum(path) for path in sorted(made.iterdir())})
+            (config if model is None else model).save_pretrained(new)
+            tokenizer.save_pretrained(new)
+            _write_added_tokens(new / "tokenizer_config.json", tokenizer)
+        _write(new / SOURCE, source)
+        _write(new / CHECKSUMS, {path.name: file_checksum(path) for path in sorted(new.iterdir())})
         _check_unchanged(name, file, folder)

@@ -1,7 +1,7 @@
-"""Reading of a GGUF file: its header, checked, and the model and tokenizer that transformers makes of it.
+"""Read a GGUF file: check its header, and let transformers make a model and a tokenizer of it.
 
-A GGUF file has no checksum, and a damaged one may fail anywhere in transformers, with any error: every refusal here is
-one line. The tensors of a file are unpacked by threads, ahead of transformers, which takes them in the file's order.
+A GGUF file has no checksum, and a damaged one may fail anywhere in transformers, with any error; here each failure
+becomes one line. Threads unpack the tensors ahead of transformers, which takes them in the file's order.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ else:  # an extra, which is imported when a file is read
 
 VERSIONS = (2, 3)
 UNPACKING = "unpacking, million weights"  # a stage of progress
-PIECE, PIECES = 2**18, 64  # weights that are unpacked at once, and how often by one call of a thread
-# Tensors that are unpacked while another is put into the model, and by how many threads: more wait for Python.
+PIECE, PIECES = 2**18, 64  # weights that are unpacked at once, and pieces in one task of a thread
+# Tensors that are unpacked while another is put into the model, and threads for that: more would wait for Python.
 AHEAD, THREADS = 2, 2
 
 
 def checked(name: str, file: Path) -> Any:
-    """Return the `gguf.GGUFReader` of a file; refuse a part of a model, an encoder, and what cannot be unpacked."""
+    """Return a file's `gguf.GGUFReader`; refuse a part of a model, an encoder, and types that gguf cannot unpack."""
     reader = open_gguf(file)
     if not reader.tensors:
         raise ModelError(f"{file}: holds no weights (only a vocabulary?); a GGUF file of a model was expected")
@@ -74,7 +74,7 @@ def checked(name: str, file: Path) -> Any:
 def open_gguf(file: Path) -> Any:
     """Return a reader that checks every length of a GGUF file (it has no checksum); ModelError for a damaged one.
 
-    Of a model in several parts, `file` is the first, which has the metadata, and the reader has the tensors of all.
+    `file` is the first part of a model in several, which holds the metadata; the reader has the tensors of all.
     """
     first, *others = (_open_part(part) for part in gguf_parts(file))
     for other in others:
@@ -86,9 +86,9 @@ def _open_part(file: Path) -> Any:
     """Return the reader of one file."""
 
     class Strict(gguf.GGUFReader):
-        """Reader that ends where the file does; gguf's own reads nothing from there on, as often as it is told to.
+        """Reader that fails at the end of the file, where gguf's own goes on with empty arrays.
 
-        It reads the entries of a list, hundreds of thousands in a tokenizer's, without a call for each.
+        It reads an array without a call for each entry: a tokenizer's arrays have hundreds of thousands.
         """
 
         def __setattr__(self, name: str, value: Any) -> None:
@@ -106,31 +106,31 @@ def _open_part(file: Path) -> Any:
             kind, count = self._get(orig_offs, np.uint32), self._get(orig_offs + 4, np.uint64)
             if count[0] > len(self.data):
                 raise EOFError
-            first, item = orig_offs + 12, gguf.GGUFValueType(int(kind[0]))
-            types = [gguf.GGUFValueType.ARRAY, *([item] if count[0] else [])]
-            if item == gguf.GGUFValueType.STRING:
+            first, item_type = orig_offs + 12, gguf.GGUFValueType(int(kind[0]))
+            types = [gguf.GGUFValueType.ARRAY, *([item_type] if count[0] else [])]
+            if item_type == gguf.GGUFValueType.STRING:
                 strings, end = self._strings(first, int(count[0]))
                 return end - orig_offs, [kind, count, *strings], [*range(3, 3 + len(strings), 2)], types
-            if (scalar := self.gguf_scalar_to_np.get(item)) is None:
+            if (scalar := self.gguf_scalar_to_np.get(item_type)) is None:
                 return super()._get_field_parts(orig_offs, raw_type)
             numbers = self._get(first, scalar, int(count[0]))
             rows = list(numbers[:, None])
             return 12 + numbers.nbytes, [kind, count, *rows], [*range(2, 2 + len(rows))], types
 
-        def _strings(self, at: int, count: int) -> tuple[list[Any], int]:
-            """Return the length and the bytes of each of `count` strings from byte `at` on, and where they end."""
+        def _strings(self, start: int, count: int) -> tuple[list[Any], int]:
+            """Return the length and the bytes of each of `count` strings from byte `start` on, and where they end."""
             length = struct.Struct(">Q" if self.endianess == gguf.GGUFEndian.BIG else "<Q")
             parts: list[Any] = []
             data: Any = self.data
             for _ in range(count):
-                if at + 8 > len(data):
+                if start + 8 > len(data):
                     raise EOFError
-                end = at + 8 + length.unpack_from(data, at)[0]
+                end = start + 8 + length.unpack_from(data, start)[0]
                 if end > len(data):
                     raise EOFError
-                parts += data[at : at + 8], data[at + 8 : end]
-                at = end
-            return parts, at
+                parts += data[start : start + 8], data[start + 8 : end]
+                start = end
+            return parts, start
 
     if is_pointer(file):
         raise ModelError(f"{file}: a Git LFS pointer, not the file itself; fetch the file")
@@ -139,8 +139,8 @@ def _open_part(file: Path) -> Any:
     if magic != b"GGUF":
         raise ModelError(f"{file}: no GGUF file (it begins with {magic!r}; b'GGUF' was expected)")
     if len(version) == 4 and (number := int.from_bytes(version, "little")) not in VERSIONS:
-        known = " or ".join(map(str, VERSIONS))
-        raise ModelError(f"{file}: GGUF version {number} is not known; version {known} was expected")
+        supported = " or ".join(map(str, VERSIONS))
+        raise ModelError(f"{file}: GGUF version {number} is not known; version {supported} was expected")
     try:
         return Strict(file)
     except Exception as error:  # a damaged header may fail anywhere in the reader, with any error
@@ -167,7 +167,7 @@ def _architecture(reader: Any) -> str:
 
 
 def kinds(reader: Any) -> list[Any]:
-    """Return the GGML types of the weights, that of most numbers first."""
+    """Return the GGML types of the weights, the type of most weights first."""
     counts: Counter[Any] = Counter()
     for tensor in reader.tensors:
         counts[tensor.tensor_type] += tensor.n_elements
@@ -175,9 +175,9 @@ def kinds(reader: Any) -> list[Any]:
 
 
 def config_and_tokenizer(name: str, file: Path, reader: Any, near: Path) -> tuple[Any, Any]:
-    """Read a GGUF file's config, that of a model which was never quantised, and its tokenizer.
+    """Read a GGUF file's config, as of a model that was never quantised, and its tokenizer.
 
-    A temporary folder is made beside the path `near`. Raises ModelError where transformers cannot read it.
+    A temporary folder is made beside the path `near`. Raises ModelError if transformers cannot read the file.
     """
     version = f"transformers {transformers.__version__}"
     config: Any
@@ -187,8 +187,8 @@ def config_and_tokenizer(name: str, file: Path, reader: Any, near: Path) -> tupl
             config = AutoConfig.from_pretrained(folder, gguf_file="model.gguf")
         if config.is_encoder_decoder:
             raise ModelError(f"{name}: {config.model_type} is an encoder with a decoder; a causal decoder is needed")
-        held = sum(int(tensor.n_elements) for tensor in reader.tensors)
-        config.architectures = [check_declared(name, AutoModelForCausalLM, config, held, len(reader.tensors), "file")]
+        size = sum(int(tensor.n_elements) for tensor in reader.tensors)
+        config.architectures = [check_declared(name, AutoModelForCausalLM, config, size, len(reader.tensors), "file")]
         with readable(f"{name}: the tokenizer cannot be read"):
             tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file="model.gguf")
         _check_words(name, tokenizer)
@@ -197,14 +197,14 @@ def config_and_tokenizer(name: str, file: Path, reader: Any, near: Path) -> tupl
 
 
 def _check_words(name: str, tokenizer: Any) -> None:
-    """Refuse a tokenizer that spells the words of its own vocabulary: transformers 5.17 does so for Gemma 3's files."""
+    """Refuse a tokenizer that splits words of its own vocabulary, as transformers 5.17 reads from Gemma 3's files."""
     vocabulary = tokenizer.get_vocab()
     words = ((token, number) for token, number in vocabulary.items() if re.fullmatch("[▁Ġ][A-Za-z]{3,}", token))
-    known = [
+    unsplit = [
         tokenizer.encode(f"a {token[1:]}", add_special_tokens=False)[-1:] == [number]
         for token, number in islice(words, 100)
     ]
-    if sum(known) < len(known) / 2:
+    if sum(unsplit) < len(unsplit) / 2:
         raise ModelError(
             f"{name}: transformers {transformers.__version__} misreads this file's tokenizer (it splits words that "
             "are in the vocabulary); use a newer transformers, or give the model as a Hugging Face folder"
@@ -219,7 +219,7 @@ def unpacked_model(
     if hasattr(transformers, "GgufConfig"):  # versions that have it unpack only when asked to
         options["quantization_config"] = transformers.GgufConfig(dequantize=True)
     loaded: Any
-    lean = copy(reader)  # without a tokenizer's lists, each of whose entries transformers would read one by one
+    lean = copy(reader)  # without a tokenizer's arrays, which transformers would read entry by entry
     lean.fields = {name: field for name, field in reader.fields.items() if not name.startswith("tokenizer.")}
     with (
         _alone(file, lean, near) as folder,
@@ -246,16 +246,16 @@ def unpacked_model(
 
 @contextmanager
 def _alone(file: Path, reader: Any, near: Path) -> Iterator[Path]:
-    """Make a folder that holds a GGUF file alone: transformers would use a tokenizer that lies beside it.
+    """Yield a folder that holds a GGUF file alone: transformers would use a tokenizer that lies beside it.
 
-    In the block transformers' reader of the file is `reader`.
+    Within the block, transformers reads the file with `reader`.
     """
     # transformers would parse the file for each part of a model, and name the tensors anew for each module.
-    once: dict[str, Any] = {
+    shared: dict[str, Any] = {
         "GGUFReader": lambda *_, **__: reader,
         "get_tensor_name_map": lru_cache(1)(gguf.get_tensor_name_map),
     }
-    with beside(near) as folder, patch.multiple(gguf, **once), quiet():
+    with beside(near) as folder, patch.multiple(gguf, **shared), quiet():
         try:
             os.symlink(file.absolute(), folder / "model.gguf")
         except OSError:  # Windows, without the permission for links
@@ -265,9 +265,9 @@ def _alone(file: Path, reader: Any, near: Path) -> Iterator[Path]:
 
 @contextmanager
 def _unpacked_ahead(name: str, reader: Any, progress: Progress) -> Iterator[None]:
-    """In the block transformers gets tensors that threads have unpacked meanwhile, in the order of the file.
+    """Within the block, give transformers tensors that threads unpack ahead of it, in the order of the file.
 
-    The progress is that in weights, in place of transformers' own bar: tensors differ in size.
+    Progress is counted in weights, because tensors differ in size, and replaces transformers' own bar.
     """
     dequantize = gguf.dequantize
     done, total = 0, sum(int(tensor.n_elements) for tensor in reader.tensors)
@@ -293,16 +293,16 @@ def _unpacked_ahead(name: str, reader: Any, progress: Progress) -> Iterator[None
             progress(UNPACKING, round(done / 1e6), round(total / 1e6))
             return weights
 
-        instead: dict[str, Any] = {"tqdm": lambda tensors, *_, **__: tensors, "np": _Uncopied()}
-        own = patch.multiple(modeling_gguf_pytorch_utils, create=True, **instead)
-        with patch.object(gguf, "dequantize", next_of), own:
+        names: dict[str, Any] = {"tqdm": lambda tensors, *_, **__: tensors, "np": _Uncopied()}
+        patched = patch.multiple(modeling_gguf_pytorch_utils, create=True, **names)
+        with patch.object(gguf, "dequantize", next_of), patched:
             yield
 
 
 class _Uncopied:
-    """numpy, whose `copy` returns an array that can be written to as it is: the unpacked weights are nobody else's.
+    """numpy, whose `copy` returns a writeable array itself: nothing else holds the unpacked weights.
 
-    transformers copies each tensor, which takes longer than unpacking it. What is read-only lies in the file.
+    transformers copies each tensor, which takes longer than unpacking it. Read-only arrays are views of the file.
     """
 
     def __getattr__(self, name: str) -> Any:
@@ -314,39 +314,39 @@ class _Uncopied:
 
 
 def unpacked(data: Any, kind: Any, dequantize: Callable[[Any, Any], Any]) -> tuple[Any, list[Callable[[], bool]]]:
-    """Return an array for a tensor's weights, [.., weights of a row], float32, and the functions that fill its parts.
+    """Return an array for a tensor's weights, [.., weights of a row], float32, and functions that fill its parts.
 
-    Each is unpacked as `gguf.dequantize` does, in pieces of fit size, and its function returns whether all its weights
-    are finite. gguf takes 16 rows at a time: of long rows, what it computes on the way fits no processor's cache; of
-    short ones, its calls take longer than their work.
+    Each function unpacks a part as `gguf.dequantize` does, but in pieces of fixed size, and returns whether its weights
+    are all finite. gguf takes 16 rows at a time: intermediate results of long rows exceed a processor's cache, and for
+    short rows its calls take longer than their work.
     """
     block, size = gguf.GGML_QUANT_SIZES[kind]
     shape = data.shape if data.dtype != np.uint8 else (*data.shape[:-1], data.shape[-1] // size * block)
     blocks, weights = data.reshape(-1, 1 if data.dtype != np.uint8 else size), np.empty(shape, dtype=np.float32)
-    flat, each = weights.reshape(-1), PIECE // block
+    flat, step = weights.reshape(-1), PIECE // block
 
     def fill(start: int) -> bool:
-        sound = True
-        for first in range(start, min(start + PIECES * each, len(blocks)), each):
-            piece = dequantize(blocks[first : first + each].reshape(1, -1), kind)[0]
+        finite = True
+        for first in range(start, min(start + PIECES * step, len(blocks)), step):
+            piece = dequantize(blocks[first : first + step].reshape(1, -1), kind)[0]
             flat[first * block :][: len(piece)] = piece
-            with np.errstate(all="ignore"):  # a sum is faster; only that of huge numbers overflows
-                sound &= bool(np.isfinite(piece.sum()) or np.isfinite(piece).all())
-        return sound
+            with np.errstate(all="ignore"):  # a sum is faster, and overflows only for huge numbers
+                finite &= bool(np.isfinite(piece.sum()) or np.isfinite(piece).all())
+        return finite
 
-    return weights, [partial(fill, start) for start in range(0, len(blocks), PIECES * each)]
+    return weights, [partial(fill, start) for start in range(0, len(blocks), PIECES * step)]
 
 
 def _check_weights(name: str, reader: Any, model: Any) -> None:
-    """Check that each number of the file is in the model; transformers leaves some out silently."""
+    """Check that each weight of the file is in the model; transformers leaves some out silently."""
     tensors = {weight.data_ptr(): weight for weight in model.state_dict().values()}.values()
     left_out = ["rope_freqs.weight"]
     if model.config.tie_word_embeddings:  # then some files hold the embedding twice
         left_out.append("output.weight")
-    held = sum(int(tensor.n_elements) for tensor in reader.tensors if tensor.name not in left_out)
+    stored = sum(int(tensor.n_elements) for tensor in reader.tensors if tensor.name not in left_out)
     read = sum(weight.numel() for weight in tensors)
-    if read < held:
+    if read < stored:
         raise ModelError(
-            f"{name}: transformers reads only {read:,} of {held:,} weights of {_architecture(reader)} in this file; "
+            f"{name}: transformers reads only {read:,} of {stored:,} weights of {_architecture(reader)} in this file; "
             "give the model as a Hugging Face folder"
         )

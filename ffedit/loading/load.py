@@ -1,7 +1,7 @@
-"""Loading of models: a hub id, a folder, a GGUF file or a ready pair.
+"""Load a model from a hub id, a folder, a GGUF file or a ready pair.
 
 Only safetensors and GGUF are read (`loading.gguf`), and no remote code runs unless asked. A model is loaded on one
-device, on all that there are, or with offloading of the rest to CPU memory or the disk (`model.storage`).
+device, on all devices, or with a part of it offloaded to CPU memory or the disk (`model.storage`).
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ QUANTISE_LATER = (
     "; with the library that quantised it, its edits are exported as an adapter; or edit the model in 16 or 32 bits "
     "and quantise the result"
 )
-# One of these is in the folder of any tokenizer that transformers reads.
+# Every folder with a tokenizer that transformers reads has one of these.
 TOKENIZERS = ("tokenizer.json", "*.model", "vocab*", "*.tiktoken", "tekken.json", "*tokenizer*.py")
 Dtype: TypeAlias = Literal["auto", "float32", "float16", "bfloat16"]
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -75,7 +75,7 @@ def load_model(
     chat: bool = False,
     progress: Progress = silent,
 ) -> Editable:
-    """Load a model as its files are; arguments and errors are those of `ffedit.load`, which also reads its edits."""
+    """Load a model from its files; arguments and errors are those of `ffedit.load`, which also reads its edits."""
     device, dtype_name = str(device), str(dtype).removeprefix("torch.")
     spread = spread_over(device, device_map, offload_folder, max_memory)
     if isinstance(name_or_path, str | Path):
@@ -105,9 +105,9 @@ def load_model(
 
 
 def decoder_classes(config: Any) -> tuple[Any, ...]:
-    """Return the transformers classes that read a decoder from its checkpoint, the one to be preferred first.
+    """Return the transformers classes that read a decoder from its checkpoint, the preferred one first.
 
-    That is the class that the checkpoint was saved from, with what it sees or hears besides. The config of such a model
+    The preferred class is that of the saved model, with its encoders of pictures or sound. The config of such a model
     may also be read as that of its text decoder alone (Llama 4, Qwen 3.5).
     """
     whole, text = (
@@ -133,7 +133,7 @@ def first_that_runs(classes: Sequence[Any], path: str, **options: Any) -> Any:
                 model(input_ids=torch.zeros(1, 1, dtype=torch.long, device=device_of(model.get_input_embeddings())))
             return loaded
         except AttributeError:
-            del loaded, model  # before the next is in memory, too
+            del loaded, model  # before the next one takes memory, too
     return classes[-1].from_pretrained(path, **options)
 
 
@@ -163,7 +163,7 @@ class Opened(NamedTuple):
 
 
 def opened(name: str, revision: str | None, trust_remote_code: bool, progress: Progress) -> Opened:
-    """Find a checkpoint and read its config; of a GGUF file, this and the tokenizer are then in a folder."""
+    """Find a checkpoint and read its config; a GGUF file's config and tokenizer are first put into a folder."""
     _check_revision(name, revision)
     path = path_of(name, progress, weights=False)
     local = path != name or is_local(path, name)  # another path is a folder of ffedit's own
@@ -173,7 +173,7 @@ def opened(name: str, revision: str | None, trust_remote_code: bool, progress: P
 
 
 def _check_revision(name: str, revision: str | None) -> None:
-    """Refuse a revision of what has none: of all but hub ids."""
+    """Refuse a revision of anything but a hub id."""
     if revision is not None and (name in NAMED or Path(name).exists()):
         raise ModelError(
             f"{name} is on this machine, and --revision {revision} applies only to models of the hub; leave it out"
@@ -181,9 +181,9 @@ def _check_revision(name: str, revision: str | None) -> None:
 
 
 def path_of(name: str, progress: Progress = silent, weights: bool = True) -> str:
-    """Return the folder that a name refers to, or that a GGUF file's content is in; the name itself of a hub id.
+    """Return the folder that a name refers to, or that has a GGUF file's content; a hub id is returned as it is.
 
-    Without `weights` those of a GGUF file need not be in it.
+    Without `weights`, the folder need not have those of a GGUF file.
     """
     if name in EMBEDDED:
         return str(EMBEDDED[name])
@@ -194,7 +194,7 @@ def path_of(name: str, progress: Progress = silent, weights: bool = True) -> str
 def _read(
     opened: Opened, dtype: str, spread: Mapping[str, Any], progress: Progress
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, torch.dtype]:
-    """Return a checkpoint's model, its tokenizer, and the dtype it was saved in (of a quantised one: computes in)."""
+    """Return a checkpoint's model, its tokenizer, and the dtype it was saved in (if quantised: computes in)."""
     name, path, config, common = opened
     classes = decoder_classes(config)
     if dtype != "auto" and dtype not in DTYPES:
@@ -210,14 +210,14 @@ def _read(
             model = read_weights(name, file, Path(path), config, DTYPES.get(dtype), progress)
             return model.eval().requires_grad_(False), tokenizer, model.dtype
         path_of(name, progress)  # accelerate spreads a model from its files
-    known = any((Path(path) / file).is_file() for file in (SINGLE, INDEX))  # transformers knows other names of files
-    if not quantised and "auto_map" not in vars(config) and known:
+    standard = any((Path(path) / file).is_file() for file in (SINGLE, INDEX))  # transformers knows other file names
+    if not quantised and "auto_map" not in vars(config) and standard:
         try:
             stored = contents(Path(path))
         except ModelError as error:
             raise ModelError(f"{what} cannot be read: {error}") from error
-        held = sum(prod(tensor.shape) for tensor in stored.values())
-        check_declared(name, classes[0], config, held, len(stored), "checkpoint")
+        size = sum(prod(tensor.shape) for tensor in stored.values())
+        check_declared(name, classes[0], config, size, len(stored), "checkpoint")
     with readable(f"{what} cannot be read", QUANTISE_LATER if quantised else ""):
         loaded: Any = first_that_runs(
             classes,
@@ -239,7 +239,7 @@ def _read(
 
 
 def written_config(folder: Path) -> Any:
-    """Read a checkpoint's config without its class, which may be code of the checkpoint's; ModelError if it cannot."""
+    """Read a checkpoint's config without its class, which may be code in the checkpoint; ModelError if unreadable."""
     with readable(f"{folder}: config.json cannot be read"):
         content, _ = PreTrainedConfig.get_config_dict(folder)
     names = ("model_type", "architectures", "quantization_config")
@@ -247,7 +247,7 @@ def written_config(folder: Path) -> Any:
 
 
 def quantisation(config: Any) -> str:
-    """Return the method by which a checkpoint's weights are quantised, as transformers calls it; "" where none is."""
+    """Return the method by which a checkpoint's weights are quantised, as transformers calls it; "" if it has none."""
     declared = getattr(config, "quantization_config", None)
     if declared is None:
         return ""
@@ -258,14 +258,14 @@ def quantisation(config: Any) -> str:
 def _saved_in(path: str, model: PreTrainedModel, config: Any) -> torch.dtype:
     """Return the precision of most numbers in a checkpoint's files; where these cannot be read, the config's."""
     folder = folder_of(path, getattr(model.config, "_commit_hash", None))
-    entries: Counter[torch.dtype] = Counter()
+    counts: Counter[torch.dtype] = Counter()
     try:
         for stored in contents(folder).values() if folder is not None else ():
             if stored.kind in FLOATS:
-                entries[stored.dtype] += prod(stored.shape)
+                counts[stored.dtype] += prod(stored.shape)
     except ModelError:  # transformers found the weights in other files
         pass
-    return max(entries, key=entries.__getitem__, default=None) or getattr(config, "dtype", None) or model.dtype
+    return max(counts, key=counts.__getitem__, default=None) or getattr(config, "dtype", None) or model.dtype
 
 
 def read_tokenizer(opened: Opened) -> PreTrainedTokenizerBase:
@@ -278,9 +278,9 @@ def read_tokenizer(opened: Opened) -> PreTrainedTokenizerBase:
         special = tokenizer.all_special_tokens
         if len(tokenizer) <= len(special) and set(tokenizer.get_vocab()) <= set(special):
             raise ModelError(absent)
-        # What hardly any vocabulary has: one that lacks its token for the unknown fails here, and not later.
+        # Hardly any vocabulary has these: a tokenizer that lacks its unknown token fails here, and not later.
         tokenizer("☃\U0001f9ea", verbose=False)
-    tokenizer.name_or_path = tokenizer.name_or_path or opened.path  # Mistral's own does not remember it
+    tokenizer.name_or_path = tokenizer.name_or_path or opened.path  # Mistral's own tokenizer does not set it
     return tokenizer
 
 
@@ -306,7 +306,7 @@ def cached_folder(editable: Editable) -> Path | None:
 
 
 def stored_folder(editable: Editable, convert: bool) -> Path | None:
-    """Return `cached_folder` where weights are in it, too; those of a GGUF file are put there if asked to `convert`."""
+    """Return `cached_folder` if it has the weights; if `convert`, those of a GGUF file are put there first."""
     folder = cached_folder(editable)
     if folder is not None and editable.source is not None and not has_weights(folder):
         file = gguf_file(editable.name) if convert else None
@@ -315,7 +315,7 @@ def stored_folder(editable: Editable, convert: bool) -> Path | None:
 
 
 def folder_of(source: str, commit: str | None = None) -> Path | None:
-    """Return the folder that `source` names, or of a hub id the one in the cache; None where there is none."""
+    """Return the folder that `source` names, or the cached folder of a hub id; None if there is none."""
     if (Path(source) / "config.json").is_file():
         return Path(source)
     try:
@@ -347,7 +347,7 @@ def spread_over(
     for size in (max_memory or {}).values():
         try:
             convert_file_size_to_int(size)
-        except (AttributeError, TypeError, ValueError) as error:  # of a float, of None, of other text
+        except (AttributeError, TypeError, ValueError) as error:  # for a float, None, or other text
             raise ModelError(f"{size!r} is not an amount of memory; give a number of bytes, or 20GB, 512MB") from error
     return {
         "device_map": device_map if isinstance(device_map, str) else dict(device_map),
@@ -359,9 +359,9 @@ def spread_over(
 def _whole(device: str) -> str | None:
     """Return the device map of a model that is not offloaded: all devices, one, or none on a CPU-only machine."""
     if device == "auto":
-        if (own := own_device()) is None:
+        if (process_device := own_device()) is None:
             return "auto" if torch.accelerator.is_available() else None
-        device = str(own)
+        device = str(process_device)
     try:
         kind = torch.device(device).type
     except RuntimeError as error:
@@ -379,7 +379,7 @@ def _whole(device: str) -> str | None:
 
 
 def _accelerators() -> str:
-    """Describe the accelerators that torch finds, and what to give instead of one that it does not."""
+    """Describe the accelerators that torch finds, and what to give instead of one that it does not find."""
     build, kind = f"torch {torch.__version__}", torch.accelerator.current_accelerator()
     if kind is None:
         return f"{build} was built for CPUs only; give auto or cpu, or install a torch that was built for the device"

@@ -1,4 +1,4 @@
-"""Names of models: which file, folder or repository of the hub a name refers to, found out without torch."""
+"""Find the file, folder or repository of the hub that a model's name refers to, without importing torch."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def check_name(name: str) -> None:
 def gguf_file(name: str) -> Path | None:
     """Return the GGUF file that a name refers to: one of `PACKAGES`, a file, or a folder without checkpoint; else None.
 
-    Of a model in several parts it is the first. Raises ModelError where the package, the file or a part of it does not
-    exist, or the folder holds several.
+    If a model is in several parts, it is the first. Raises ModelError if the package, the file or a part of it does not
+    exist, or the folder holds several models.
     """
     path = Path(name)
     if name in PACKAGES:
@@ -76,21 +76,21 @@ def gguf_file(name: str) -> Path | None:
 def is_local(path: str, name: str) -> bool:
     """Return True if everything must be on this machine: a folder, or a hub id when there is no network.
 
-    Raises ModelError where it is not here and the hub cannot be reached, the name has not the form of a hub id, or the
-    folder holds no whole checkpoint (`folders.check_folder`).
+    Raises ModelError if it is not here and the hub cannot be reached, if the name does not have the form of a hub id,
+    or if the folder holds no whole checkpoint (`folders.check_folder`).
     """
     if Path(path).exists():
         check_folder(Path(path), name)
         return True
     try:
-        known = huggingface_hub.try_to_load_from_cache(path, "config.json")
+        cached = huggingface_hub.try_to_load_from_cache(path, "config.json")
     except ValueError as error:
         raise ModelError(f"{name}: no such folder; a model folder, a GGUF file or a hub id was expected") from error
     hub = huggingface_hub.constants.ENDPOINT
     fault = "offline mode is on" if huggingface_hub.is_offline_mode() else _connection_fault(hub)
     if fault is None:
         return False
-    if not isinstance(known, str):
+    if not isinstance(cached, str):
         raise ModelError(
             f"{name}: no such folder, not in the cache of the hub, and {hub} cannot be reached ({fault}); "
             f"{', '.join(EMBEDDED)} need no network"

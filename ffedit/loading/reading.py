@@ -1,4 +1,4 @@
-"""Reading of checkpoints with transformers, whatever they are stored as: what they declare and hold, and errors."""
+"""Read checkpoints of any storage with transformers: compare what they declare and hold, and shorten errors."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import transformers
 
 from ffedit.errors import FFEditError, ModelError, brief
 
-SLACK = 1 << 26  # weights that a config may declare beyond twice those that there are
+SLACK = 1 << 26  # weights that a config may declare beyond twice the stored ones
 
 
 def check_declared(name: str, auto: Any, config: Any, held: int, tensors: int, source: str) -> str:
-    """Return the name of the config's class of model; refuse one of far more weights than its `source` holds.
+    """Return the name of a config's model class; refuse a config of far more weights than its `source` holds.
 
-    No memory is taken for them (on "meta"), but each layer takes time: there are no more layers than tensors. Where a
-    few weights lack, `check_loaded` says which.
+    The model is made on "meta" and takes no memory, but each layer takes time: more layers than tensors are refused
+    before. If a few weights are missing, `check_loaded` says which.
     """
     layers = getattr(config.get_text_config(), "num_hidden_layers", 0)
     if isinstance(layers, int) and layers > tensors:
@@ -44,7 +44,7 @@ def check_loaded(name: str, info: Mapping[str, Any], source: str, expected: str)
 
 @contextmanager
 def readable(what: str, advice: str = "") -> Iterator[None]:
-    """Raise a one-line error, `what` and the reason, where something cannot be read."""
+    """Raise a one-line error, `what` with the reason and `advice`, if something cannot be read."""
     try:
         yield
     except FFEditError:
@@ -55,7 +55,7 @@ def readable(what: str, advice: str = "") -> Iterator[None]:
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Let Python look for no cycles of unused objects: millions of new ones take half as long then."""
+    """Turn off Python's search for cycles of unused objects: making millions of objects then takes half as long."""
     collecting = gc.isenabled()
     gc.disable()
     try:
@@ -69,12 +69,12 @@ def uncollected() -> Iterator[None]:
 def quiet() -> Iterator[None]:
     """Disable transformers' progress bars and warnings; it warns of a vocabulary that it was not given."""
     logging = transformers.utils.logging
-    drawn, said = logging.is_progress_bar_enabled(), logging.get_verbosity()
+    bars, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()
     logging.disable_progress_bar()
     logging.set_verbosity_error()
     try:
         yield
     finally:
-        logging.set_verbosity(said)
-        if drawn:
+        logging.set_verbosity(verbosity)
+        if bars:
             logging.enable_progress_bar()

@@ -2,8 +2,8 @@
 
 *Ask* transformers for the decoder and the unembedding; *recognise* the layers (the decoder's one list of
 `num_hidden_layers` modules) and in each the value matrix by its role in the feed-forward block; *verify* with one
-forward pass that the parts found satisfy W k + b = observed output, and that running on from the middle of a
-recorded pass gives the logits of the whole. What is not recognised is refused, and the error lists what was found.
+forward pass that each value matrix satisfies W k + b = observed output, and that a recorded pass resumed from the
+middle gives the logits of the whole pass. Parts that are not recognised are refused; the error lists what was found.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ def find_and_verify(
 ) -> Editable:
     """Find and verify the parts of `model`, a causal decoder of transformers, compiled or not, in any mode.
 
-    `name` is its name in messages, and `value_matrix` the path of the value matrix, where no known role fits: inside a
+    `name` is its name in messages, and `value_matrix` the path of the value matrix, if no known role fits: inside a
     layer (`ff.out`), or in the model, with {} for the layer's number (`layers.{}.ff.out`). `saved_dtype` is the
-    precision of the checkpoint, where it is not that of the weights in memory.
+    precision of the checkpoint, if it is not that of the weights in memory.
 
-    Raises ModelError where the model is no causal decoder, holds NaN, or a part cannot be recognised or verified.
+    Raises ModelError if the model is no causal decoder, holds NaN, or a part cannot be recognised or verified.
     """
     model = _transformers_model(model, name)
     if model.config.is_encoder_decoder or model.get_output_embeddings() is None:
@@ -65,7 +65,7 @@ def find_and_verify(
 
 
 def _transformers_model(model: Any, name: str) -> PreTrainedModel:
-    """Return the model itself, of one that was compiled or not; ModelError unless it is transformers' and whole."""
+    """Return the model itself, also of a compiled one; ModelError unless it is a whole model of transformers."""
     model = getattr(model, "_orig_mod", model)  # what `torch.compile` returns holds the model and its weights
     if isinstance(model, nn.Module) and any(hasattr(module, "base_layer") for module in model.modules()):
         raise ModelError(
@@ -104,16 +104,16 @@ def _verify(editable: Editable) -> None:
     ):
         mixtures = [_watch(stack, ff, ff.mixture, name) for ff in editable.feed_forward if ff.mixture is not None]
         logits = _first_logits(editable, ids)
-    if unused := [at.layer for at in dense if at not in outputs]:
+    if unused := [address.layer for address in dense if address not in outputs]:
         raise ModelError(
             f"{name}: layer {unused[0]} of {type(model).__name__} does not run on text alone (does it read pictures?); "
             "a decoder in which every layer does was expected"
         )
     # The probe reads every weight but the embeddings of other tokens.
     embedding = storage.fetched(editable.embedding)
-    # A sum is faster; only that of huge numbers overflows.
-    sound = bool(torch.isfinite(embedding.sum())) or bool(torch.isfinite(embedding).all())
-    if not (torch.isfinite(logits).all() and sound):
+    # A sum is faster, and overflows only for huge numbers.
+    finite = bool(torch.isfinite(embedding.sum())) or bool(torch.isfinite(embedding).all())
+    if not (torch.isfinite(logits).all() and finite):
         names = [path for path, _ in storage.parameters(model)]
         bad = [path for path in names if not torch.isfinite(storage.fetched_from(model, path)).all()]
         where = f"the weight {bad[0]} holds NaN or infinity" if bad else "its weights are finite, so it overflows"
@@ -122,8 +122,8 @@ def _verify(editable: Editable) -> None:
         )
     shorter = editable.run(input_ids=ids[:, :-1], use_cache=False).logits
     scale = float(logits.abs().max())
-    near = (1e-4 if logits.dtype.itemsize >= 4 else 5e-2) * scale
-    if float((logits[:, :-1] - shorter).abs().max()) > near:  # small, in an encoder that was hardly trained
+    tolerance = (1e-4 if logits.dtype.itemsize >= 4 else 5e-2) * scale
+    if float((logits[:, :-1] - shorter).abs().max()) > tolerance:  # small, in a hardly trained encoder
         raise ModelError(
             f"{name}: {type(model).__name__} looks ahead (an encoder, or a prompt that is read as a whole); a causal "
             "decoder is needed"
@@ -131,22 +131,22 @@ def _verify(editable: Editable) -> None:
     editable.layer_outputs = 2 if isinstance(returned[0], tuple) else 0
     state = final["unembedding"]
     # The modules around the layers may be on several devices.
-    alike = {path: out.to(state.device) for path, out in beside.items() if out.shape == state.shape}
-    feeding = [path for path, out in alike.items() if torch.equal(out, state)]
+    same_shape = {path: out.to(state.device) for path, out in beside.items() if out.shape == state.shape}
+    feeding = [path for path, out in same_shape.items() if torch.equal(out, state)]
     editable.norm = feeding[-1] if feeding else ""
     d_model = first["first"].shape[-1]
     errors = [_product_error(memory, keys[at], outputs[at], d_model, name) for at, memory in dense.items()]
     errors += [check() for check in mixtures]
     editable.probe_error = max(errors)
-    editable.resumable = _gap(replay.check, editable, ids) <= near
-    if not editable.resumable and not (gap := _gap(replay.check, editable, ids)) <= near:
+    editable.resumable = _gap(replay.check, editable, ids) <= tolerance
+    if not editable.resumable and not (gap := _gap(replay.check, editable, ids)) <= tolerance:
         raise ModelError(
             f"{name}: {type(model).__name__} cannot continue a recorded pass from a middle layer (logits off by "
             f"{gap:.1e}); a decoder whose layers pass on only a residual stream was expected"
         )
-    editable.ragged = editable.resumable and _gap(replay.check_each, editable, ids) <= near
-    if editable.ragged and _gap(contexts.check, editable, ids) <= near:
-        editable.packed = 1  # that far no window reaches; more is tried when it is asked for
+    editable.ragged = editable.resumable and _gap(replay.check_each, editable, ids) <= tolerance
+    if editable.ragged and _gap(contexts.check, editable, ids) <= tolerance:
+        editable.packed = 1  # no attention window is shorter; longer texts are tried on demand
 
 
 def _first_logits(editable: Editable, ids: Tensor) -> Tensor:
@@ -183,9 +183,9 @@ def _difference(expected: Tensor, output: Tensor, path: str, name: str, dtype: t
     error = float(gaps.max() / observed.abs().max().clamp(min=1e-12))
     # 16-bit sums may differ by a few units in the last place.
     if not error <= (1e-3 if dtype.itemsize >= 4 else 5e-2):
-        computed, gave = (float(side.flatten()[gaps.argmax()]) for side in (expected, observed))
+        product, gave = (float(side.flatten()[gaps.argmax()]) for side in (expected, observed))
         raise ModelError(
-            f"{name}: W k + b is {computed:.4g}, but {path} gives {gave:.4g} (off by {error:.1e} of its scale), so "
+            f"{name}: W k + b is {product:.4g}, but {path} gives {gave:.4g} (off by {error:.1e} of its scale), so "
             "it is more than a product; merge its adapter, or name another module with --value-matrix"
         )
     return error
@@ -210,7 +210,7 @@ def _watch(stack: ExitStack, layer: FeedForward, mixture: Mixture, name: str) ->
 
 
 def _gap(check: Callable[[Editable, Tensor], float], editable: Editable, ids: Tensor) -> float:
-    """Return the result of a check of reruns; infinite where the model cannot be run in this way."""
+    """Return the result of a check of reruns; infinity if the model cannot be run in this way."""
     try:
         return check(editable, ids)
     except RUN_ERRORS:

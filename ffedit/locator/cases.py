@@ -21,9 +21,8 @@ from ffedit.model.editable import Editable
 from ffedit.model.hooks import replace_output
 from ffedit.model.tokenization import Encoded, pad
 
-# Numbers that a batch may hold of each kind that is recorded (tokens × d_model × layers), or at once in a feed-forward
-# layer (tokens × d_ff). On a CPU, the least fills the matrix products; a GPU needs more, and its free memory is divided
-# by SHARES.
+# Budget of a batch: numbers of each recorded kind (tokens × d_model × layers), and at once in a feed-forward layer
+# (tokens × d_ff). On a CPU, LEAST_NUMBERS fill the matrix products; a GPU needs more, 1 / SHARES of its free memory.
 LEAST_NUMBERS, SHARES = 2**20, 64
 
 
@@ -32,12 +31,12 @@ class Run:
     """Settings of a trace."""
 
     kind: Kind  # what is restored
-    corruption: Corruption  # of the subject
+    corruption: Corruption  # corruption of the subject
     samples: int  # number of corrupted runs
     window: int  # layers restored together; 1 for states
     sever: Part | None  # the kind of modules that cannot respond at the restored token, or None
     metric: Metric  # what is measured
-    seed: int  # of the corruption
+    seed: int  # seed of the corruption
     layers: tuple[int, ...] | None = None  # the layers to restore at; None: all
     tokens: Tokens = "all"  # the tokens to restore at
 
@@ -50,11 +49,11 @@ class Run:
         ):
             if value not in known:
                 raise FactError(f"{name} {value!r} is not known; known are {choices(value, known)}")
-        object.__setattr__(self, "samples", FactError.whole("samples", self.samples, 1))  # JSON has none of numpy's
+        object.__setattr__(self, "samples", FactError.whole("samples", self.samples, 1))  # JSON takes no numpy ints
 
     @property
     def parts(self) -> set[str]:
-        """Kinds of modules whose outputs are restored or held."""
+        """Kinds of modules whose outputs are restored or kept at their corrupted values."""
         return {part for part in (self.kind, self.sever) if part is not None and part != "state"}
 
 
@@ -64,7 +63,7 @@ class Case:
 
     fact: Fact
     answers: tuple[Encoded, ...]  # the prompt with the traced answer, and, for a logit difference, with the new object
-    others: tuple[tuple[int, ...], ...]  # token ids of the subjects that replace its own; empty if noise is added
+    others: tuple[tuple[int, ...], ...]  # token ids of the replacing subjects; empty if noise is added
     samples: int  # number of corrupted runs
 
     @property
@@ -89,9 +88,9 @@ class Batch:
     """Recorded runs of several cases."""
 
     cases: tuple[Case, ...]
-    recording: replay.Recording  # all their rows, case by case
+    recording: replay.Recording  # all rows of the cases, case by case
     first: tuple[int, ...]  # index of each case's first row
-    log_probs: Tensor  # of the answer in each row, [rows], nats, float64
+    log_probs: Tensor  # log-probability of each row's answer, [rows], nats, float64
     known: tuple[bool, ...]  # by case, whether the clean model generates the traced answer
 
     def row(self, case: int, answer: int, sample: int) -> int:
@@ -100,8 +99,8 @@ class Batch:
 
     def log_probs_of(self, case: int) -> Tensor:
         """Return `log_probs` of one case, the clean run first, then the corrupted ones, [1 + samples, answers]."""
-        own = self.log_probs[self.first[case] : self.first[case] + self.cases[case].rows]
-        return own.view(len(self.cases[case].answers), -1).T
+        rows = self.log_probs[self.first[case] : self.first[case] + self.cases[case].rows]
+        return rows.view(len(self.cases[case].answers), -1).T
 
 
 def prepare(editable: Editable, facts: Sequence[Fact], indices: Sequence[int], run: Run) -> list[Case]:
@@ -112,11 +111,11 @@ def prepare(editable: Editable, facts: Sequence[Fact], indices: Sequence[int], r
     limit = editable.max_tokens
     chosen = [facts[i] for i in indices]
     prompts = [editable.encode(f.text, span=f.span, max_tokens=limit) for f in chosen if f.previous is None]
-    own = iter(generation.with_own_answers(editable, prompts))
+    generated = iter(generation.with_own_answers(editable, prompts))
     subjects = sorted({fact.subject for fact in facts})
     cases = []
     for fact in chosen:
-        old = next(own) if fact.previous is None else editable.encode(fact.text, fact.previous, fact.span, limit)
+        old = next(generated) if fact.previous is None else editable.encode(fact.text, fact.previous, fact.span, limit)
         answers: tuple[Encoded, ...] = (old,)
         if run.metric == "logit_difference":
             answers = (old, editable.encode(fact.text, fact.new_object, fact.span, limit))
@@ -138,7 +137,7 @@ def numbers_at_once(editable: Editable) -> int:
 
 
 def batches(editable: Editable, cases: Sequence[Case]) -> Iterator[list[int]]:
-    """Yield batches of case indices: cases of similar length, no more than fit into memory."""
+    """Yield batches of case indices: cases of similar length, within the budget."""
 
     def tokens(members: Sequence[int]) -> int:
         longest = max(len(e.ids) for i in members for e in cases[i].answers)
@@ -186,6 +185,6 @@ def run_batch(editable: Editable, cases: Sequence[Case], run: Run, noise: Noise 
         raise ModelError(
             "the model's states are finite, but its logits are not: the unembedding overflows; use a wider dtype"
         )
-    said = recording.logits.argmax(-1).cpu().split([len(e.target_ids) for e in texts])
-    known = tuple(tuple(said[row].tolist()) == case.encoded.target_ids for row, case in zip(first, cases, strict=False))
+    greedy = recording.logits.argmax(-1).cpu().split([len(e.target_ids) for e in texts])
+    known = tuple(tuple(greedy[i].tolist()) == case.encoded.target_ids for i, case in zip(first, cases, strict=False))
     return Batch(tuple(cases), recording, tuple(first[:-1]), log_probs, known)

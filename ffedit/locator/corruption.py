@@ -86,10 +86,10 @@ def noise_scale(editable: Editable) -> float:
     count, mean, squares = 0, 0.0, 0.0
     for rows in embeddings(editable):
         # The chunks' variances are merged as in Chan et al. 1979, which avoids the cancellation of large sums.
-        middle, size = float(rows.mean()), rows.numel()
-        variance = float((rows - middle).square().mean())  # several times faster than `torch.var_mean`
-        squares += variance * size + (middle - mean) ** 2 * count * size / (count + size)
-        mean += (middle - mean) * size / (count + size)
+        chunk_mean, size = float(rows.mean()), rows.numel()
+        variance = float((rows - chunk_mean).square().mean())  # several times faster than `torch.var_mean`
+        squares += variance * size + (chunk_mean - mean) ** 2 * count * size / (count + size)
+        mean += (chunk_mean - mean) * size / (count + size)
         count += size
     return float((squares / (count - 1)) ** 0.5)
 
@@ -132,7 +132,7 @@ class Noise:
 def replacements(
     editable: Editable, fact: Fact, encoded: Encoded, subjects: list[str], samples: int, seed: int
 ) -> list[tuple[int, ...]]:
-    """Return ids of at most `samples` other subjects with as many tokens in this prompt; FactError if none."""
+    """Return ids of at most `samples` other subjects with as many tokens as this prompt's; FactError if none."""
     assert encoded.subject is not None
     start, end = encoded.subject
     others: dict[tuple[int, ...], None] = {}

@@ -53,8 +53,8 @@ class Restoration(NamedTuple):
 class Final(NamedTuple):
     """Final states of some runs, to be unembedded."""
 
-    states: Tensor  # of the last layer, at the positions whose next token is an answer's, [reads, d_model]
-    texts: list[Encoded]  # of each run
+    states: Tensor  # last layer's output where the next token is an answer's, [reads, d_model]
+    texts: list[Encoded]  # prompt and answer of each run
     indices: Tensor  # (row of the effects, sample, answer) of each run, [runs, 3]
 
 
@@ -96,19 +96,19 @@ def restore(
     for index, case in enumerate(batch.cases):
         corrupted[index, : case.samples] = batch.log_probs_of(index)[1:]
     log_probs = corrupted[[r.case for r in restorations]]
-    least = max(LEAST_ROWS, UNEMBEDDED // editable.vocabulary)
+    least_rows = max(LEAST_ROWS, UNEMBEDDED // editable.vocabulary)
     refusal = ModelError("not enough memory for a single restoration; trace with fewer samples")
     waiting: list[Final] = []
-    done = 0
-    most = max(FEWEST, numbers_at_once(editable) // editable.feed_forward[0].memories[0].d_ff)
-    for group in _groups(batch, running, most):
+    completed = 0
+    max_tokens = max(FEWEST, numbers_at_once(editable) // editable.feed_forward[0].memories[0].d_ff)
+    for group in _groups(batch, running, max_tokens):
         for final in split_on_oom(partial(_run, editable, batch, run), group, refusal):
             waiting.append(final)
-            if sum(len(runs.states) for runs in waiting) >= least:
+            if sum(len(runs.states) for runs in waiting) >= least_rows:
                 _unembed(editable, waiting, log_probs)
                 waiting = []
-        done += len(group)
-        advance(done / len(running))
+        completed += len(group)
+        advance(completed / len(running))
     _unembed(editable, waiting, log_probs)
     return restorations, log_probs
 
@@ -122,10 +122,10 @@ def _unembed(editable: Editable, waiting: list[Final], log_probs: Tensor) -> Non
         log_probs[indices.unbind(-1)] = double(generation.answer_sums(logits, texts)).cpu()
 
 
-def _groups(batch: Batch, restorations: list[Restoration], most: int) -> Iterator[list[Restoration]]:
-    """Group restorations at neighbouring tokens: enough to fill a batch, and at most `most` tokens.
+def _groups(batch: Batch, restorations: list[Restoration], max_tokens: int) -> Iterator[list[Restoration]]:
+    """Group restorations at neighbouring tokens: enough to fill a batch, and at most `max_tokens` tokens.
 
-    Those of one token are in the order of their layers.
+    Restorations at one token are ordered by layer.
     """
     group: list[Restoration] = []
     tokens = longest = 0
@@ -134,7 +134,7 @@ def _groups(batch: Batch, restorations: list[Restoration], most: int) -> Iterato
         size = max(len(e.ids) for e in case.answers) - 1
         start = group[0].token if group else restoration.token
         added = case.samples * len(case.answers) * (max(longest, size) - start)
-        full = tokens + added > most
+        full = tokens + added > max_tokens
         if group and (full or (tokens >= LEAST and restoration.token > group[-1].token)):
             yield group
             group, tokens, longest = [], 0, 0
@@ -149,14 +149,14 @@ class Entry(NamedTuple):
     """One corrupted run with one restoration."""
 
     restoration: Restoration
-    row: int  # of the recording, that of the corrupted run
-    clean: int  # row of the clean run
+    row: int  # row of the corrupted run in the recording
+    clean: int  # row of the clean run in the recording
     text: Encoded  # the prompt with the answer
     result: tuple[int, int, int]  # row of the effects, sample, answer
 
 
 def _run(editable: Editable, batch: Batch, run: Run, group: Sequence[Restoration]) -> Final:
-    """Run a group of restorations through the layers; each enters at its own."""
+    """Run a group of restorations through the layers; each enters at its own layer."""
     recording, depth = batch.recording, len(editable.layers)
     entries = [
         Entry(r, batch.row(r.case, answer, sample), batch.row(r.case, answer, -1), text, (r.row, sample, answer))
@@ -165,7 +165,7 @@ def _run(editable: Editable, batch: Batch, run: Run, group: Sequence[Restoration
         for sample in range(batch.cases[r.case].samples)
     ]
     texts = [entry.text for entry in entries]
-    rows, clean = (torch.tensor(of) for of in ([e.row for e in entries], [e.clean for e in entries]))
+    rows, clean = (torch.tensor(indices) for indices in ([e.row for e in entries], [e.clean for e in entries]))
     positions = torch.tensor([entry.restoration.token for entry in entries])
     start, end = int(positions.min()), max(len(text.ids) for text in texts) - 1
     reads = generation.answer_reads(texts)
@@ -177,15 +177,15 @@ def _run(editable: Editable, batch: Batch, run: Run, group: Sequence[Restoration
         new = slice(len(states), count)
         entering = recording.states[first][rows[new], start:end]
         if run.kind == "state":
-            at = positions[new]
-            entering[torch.arange(len(at)), at - start] = recording.states[first][clean[new], at]
+            tokens = positions[new]
+            entering[torch.arange(len(tokens)), tokens - start] = recording.states[first][clean[new], tokens]
         states = torch.cat([states.to(entering.device), entering])
         layers = range(first, stop)
         with ExitStack() as stack:
             changes = list(_changes(editable, batch, run, entries[:count], layers, end))
             for module, change in changes:
                 stack.enter_context(replace_output(module, change))
-            # Hooks on the last feed-forward layer would see another shape.
+            # With `read`, a hook on the last feed-forward layer would receive only the positions that are read.
             last = editable.outputs_of("feed_forward")[-1]
             narrow = stop == depth and all(module is not last for module, _ in changes)
             read = reads[reads[:, 0] < count] if narrow else None
@@ -197,26 +197,26 @@ def _run(editable: Editable, batch: Batch, run: Run, group: Sequence[Restoration
 def _changes(
     editable: Editable, batch: Batch, run: Run, entries: Sequence[Entry], layers: range, end: int
 ) -> Iterator[tuple[nn.Module, Callable[[Tensor], Tensor]]]:
-    """Yield the modules in `layers` whose outputs are restored or held in some of the runs, and what changes them."""
+    """Yield the modules in `layers` whose outputs some runs restore or sever, each with the function that does so."""
     for part in run.parts:
         modules, outputs = editable.outputs_of(part), batch.recording.outputs[part]
         for layer in layers:
-            held = []  # the run, the row of the recording that its new output is from, and the token
+            changed = []  # the run, the row of the recording that has its new output, and the token
             for i, entry in enumerate(entries):
                 restored = part == run.kind and layer in entry.restoration.inside
-                at = entry.restoration.token
-                # Of the last layer, nothing reads what is left of the answer.
-                if (restored or part == run.sever) and (layer < len(modules) - 1 or at == entry.text.answer - 1):
-                    held.append((i, entry.clean if restored else entry.row, at))
-            if held:
-                runs, sources, tokens = torch.tensor(held).unbind(1)
+                token = entry.restoration.token
+                # Nothing reads the last layer's outputs left of the token that predicts the answer.
+                if (restored or part == run.sever) and (layer < len(modules) - 1 or token == entry.text.answer - 1):
+                    changed.append((i, entry.clean if restored else entry.row, token))
+            if changed:
+                runs, sources, tokens = torch.tensor(changed).unbind(1)
                 yield modules[layer], _put(outputs[layer][sources, tokens], runs, tokens - end, len(entries))
 
 
 def _put(values: Tensor, rows: Tensor, positions: Tensor, count: int) -> Callable[[Tensor], Tensor]:
     """Return a function that writes `values` [n, d_model] into an output at (rows, positions), counted from the end.
 
-    From the end, since a model that cannot be resumed also runs the positions left of the group's first token.
+    From the start they would differ: a model that cannot be resumed also runs positions left of the group's first.
     """
 
     def change(output: Tensor) -> Tensor:

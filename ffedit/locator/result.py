@@ -44,9 +44,9 @@ class Trace(Plotted):
     """Effects of restoring states or outputs, by layer and token, for one fact.
 
     Attributes:
-        effects: indirect effects, [layers, tokens], in units of `metric`; row l of a state trace is the output of
-            block l, and of the other kinds the window around l. Positive where the answer is recovered, NaN at layers
-            and tokens where nothing was restored.
+        effects: indirect effects, [layers, tokens], in units of `metric`; row l restores the output of block l in a
+            state trace, else the window around layer l. Positive where the answer is recovered, NaN where nothing was
+            restored.
         errors: their standard errors over the samples, [layers, tokens]; NaN for a single sample, 0 where nothing can
             change.
         alone: indirect effect of each layer without a window at the subject's last token, [layers].
@@ -141,8 +141,8 @@ class Trace(Plotted):
 def save_arrays(path: Path, axes: tuple[str, str], arrays: Mapping[str, Any]) -> None:
     """Write those of `arrays` that are not None as `.npz`, with the names of their `axes`."""
 
-    def write(made: Path) -> None:
-        with made.open("wb") as stream:  # a path that does not end with .npz would be changed
+    def write(temporary: Path) -> None:
+        with temporary.open("wb") as stream:  # numpy would append .npz to another path
             np.savez(stream, axes=np.array(axes), **{name: v for name, v in arrays.items() if v is not None})
 
     write_file(path, write)
@@ -171,7 +171,7 @@ class TraceSet(Plotted):
 
     @property
     def averaged(self) -> TraceSet:
-        """Traces that the averages are over."""
+        """Traces that are averaged."""
         return TraceSet(self.known or self.traces)
 
     @property
@@ -212,18 +212,18 @@ class TraceSet(Plotted):
 class Peak(NamedTuple):
     """The largest effect at a subject."""
 
-    token: str  # where it is: the token's text, or of several facts its role
-    last: bool  # whether that is the subject's last token
+    token: str  # text of its token; for several facts, the token's role
+    last: bool  # whether it is at the subject's last token
     layer: int
     effect: float
 
 
 def subject_peak(trace: Trace | TraceSet) -> Peak:
-    """Return the largest effect at a token of the subject; of several facts, of averages by the role of a token."""
+    """Return the largest effect at a token of the subject; for several facts, the largest average by role."""
     traces = trace.averaged.traces if isinstance(trace, TraceSet) else (trace,)
     if len(traces) > 1:
         names: tuple[str, ...] = ROLES[:3]
-        values = np.stack([by_role(each)[:3] for each in traces])
+        values = np.stack([by_role(single)[:3] for single in traces])
         measured = (~np.isnan(values)).sum(0)
         effects = np.where(measured, np.nansum(values, 0) / np.maximum(measured, 1), np.nan)
     else:
@@ -311,8 +311,8 @@ class Aggregate(Averaged):
             f"Aggregate of {counted(self.facts, 'fact')}: {self.kind}, average total effect {_with_ends(self.total)}"
         ]
         for i, (role, layer) in enumerate(zip(self.roles, self.effects.argmax(1), strict=True)):
-            most = Interval(*(float(ends[i, layer]) for ends in (self.effects, self.low, self.high)))
-            lines.append(f"{role}: most at layer {layer}, {_with_ends(most)}")
+            peak = Interval(*(float(values[i, layer]) for values in (self.effects, self.low, self.high)))
+            lines.append(f"{role}: most at layer {layer}, {_with_ends(peak)}")
         return "\n  ".join(lines)
 
     def to_dict(self) -> dict[str, Any]:

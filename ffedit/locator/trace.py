@@ -7,10 +7,9 @@ and layer l. With P the probability of the answer (or another metric),
     total effect     TE       = P_clean − P_corrupted
     indirect effect  IE(i, l) = P_restored(i, l) − P_corrupted
 
-States are restored one at a time; the outputs of feed-forward or attention layers in a window of layers around l, since
-a single one has little effect. A *severed* kind of module cannot respond: at the restored token, its outputs at all
-layers stay what they were in the corrupted run, and what remains of the effect did not pass through it (section 2.2,
-figure 3).
+A state is restored alone; outputs of feed-forward or attention layers are restored in a window of layers around l,
+because a single one has little effect. A *severed* kind of module cannot respond: at the restored token, its outputs at
+all layers stay those of the corrupted run, so the remaining effect did not pass through it (section 2.2, figure 3).
 
 The corruption is drawn once per fact and shared by every restoration, so that effects differ by the restored state
 alone. A restoration changes nothing below its layer and nothing left of its token, so every run resumes there
@@ -128,8 +127,8 @@ def locate_all(
         layers: the layers to restore at (for states, those whose output is restored); None: all. Effects at other
             layers are NaN.
         tokens: the tokens to restore at: "all" from the subject's first on, "subject_and_last" (the subject's, and the
-            prompt's last), or "subject_last". Fewer take a fraction of the time. Effects at other tokens are NaN; of
-            "all", those left of the subject are 0, as they must be.
+            prompt's last), or "subject_last". Fewer take a fraction of the time. Effects at other tokens are NaN; with
+            "all", those left of the subject are 0.
         resume: write the traces of every batch to the cache as soon as it is done, and read cached traces from it.
         progress: called with the progress.
 
@@ -164,9 +163,9 @@ def locate_all(
     for batch in trace_batches(editable, facts, run, missing, progress):
         traces |= batch
         try:
-            if journal:  # a batch is a line, whole or not there: numbers depend in the last bit on what shares a batch
+            if journal:  # one line per batch: the last bit of a number depends on the other facts in its batch
                 journal.add({"traces": [[keys[index], trace.to_dict()] for index, trace in batch.items()]})
-        except EditError:  # a full disk costs the next run some time, and not this one its result
+        except EditError:  # with a full disk this run goes on, and the next traces these facts again
             journal = None
     return TraceSet(tuple(traces[i] for i in range(len(facts))))
 
@@ -174,11 +173,11 @@ def locate_all(
 def open_journal(editable: Editable, run: Run, facts: Sequence[Fact]) -> Journal | None:
     """Return the cached traces of this model under these settings, by fact; None where the cache cannot be used."""
     # Replacements, and σ over the subjects, depend on the subjects of all facts.
-    depends = run.corruption.name == "replacement" or run.corruption.sigma == "subjects"
+    needs_subjects = run.corruption.name == "replacement" or run.corruption.sigma == "subjects"
     settings = {
         "lines": "batches",
         "run": asdict(run),
-        "others": sorted({fact.subject for fact in facts}) if depends else [],
+        "others": sorted({fact.subject for fact in facts}) if needs_subjects else [],
         "model": [__version__, fingerprint(editable), editable.chat],
     }
     try:
@@ -206,9 +205,9 @@ def resolve_layers(depth: int, layers: int | Iterable[int]) -> tuple[int, ...]:
 
 
 def decisive(measured: Sequence[TraceSet], only_known: bool) -> TraceSet:
-    """Select the traces that choose the layer: of unsevered feed-forward outputs, or else the first measurement."""
-    first = {(traces.traces[0].kind, traces.traces[0].sever): traces for traces in reversed(measured)}
-    choosing = first.get(("feed_forward", None), measured[0])
+    """Select the traces that choose the layer: those of unsevered feed-forward outputs, else the first measured."""
+    by_settings = {(traces.traces[0].kind, traces.traces[0].sever): traces for traces in reversed(measured)}
+    choosing = by_settings.get(("feed_forward", None), measured[0])
     return TraceSet(choosing.known) if only_known else choosing
 
 
@@ -217,7 +216,7 @@ def trace_batches(
 ) -> Iterator[dict[int, Trace]]:
     """Yield the traces of the facts with these `indices` by index, a batch at a time; similar facts share a batch."""
     noise = None if run.corruption.name == "replacement" else Noise(editable, run.corruption, facts)
-    cases, done = prepare(editable, facts, indices, run), 0
+    cases, completed = prepare(editable, facts, indices, run), 0
     refusal = ModelError("not enough memory to record the runs of a single fact; trace with fewer samples")
 
     def recorded(members: Sequence[int]) -> tuple[Sequence[int], Batch]:
@@ -226,7 +225,7 @@ def trace_batches(
     recordings = (split_on_oom(recorded, members, refusal) for members in batches(editable, cases))
     for members, batch in chain.from_iterable(recordings):
 
-        def advance(share: float, before: int = done, count: int = len(members)) -> None:
+        def advance(share: float, before: int = completed, count: int = len(members)) -> None:
             progress("tracing", round(100 * (before + share * count)), 100 * len(cases))
 
         restorations, log_probs = restore(editable, batch, run, advance)
@@ -234,7 +233,7 @@ def trace_batches(
             indices[i]: _trace(editable, batch, case, restorations, log_probs, run, noise)
             for case, i in enumerate(members)
         }
-        done += len(members)
+        completed += len(members)
 
 
 def _metric(log_probs: Tensor, metric: Metric) -> np.ndarray[Any, np.dtype[np.float64]]:
@@ -247,26 +246,26 @@ def _metric(log_probs: Tensor, metric: Metric) -> np.ndarray[Any, np.dtype[np.fl
 def _trace(
     editable: Editable,
     batch: Batch,
-    number: int,
+    index: int,
     restorations: Sequence[Restoration],
     log_probs: Tensor,
     run: Run,
     noise: Noise | None,
 ) -> Trace:
     """Build the trace of one case from the log-probabilities of its batch, [restorations, samples, answers]."""
-    case, own = batch.cases[number], [r for r in restorations if r.case == number]
-    measured = _metric(batch.log_probs_of(number), run.metric)
+    case, restored = batch.cases[index], [r for r in restorations if r.case == index]
+    measured = _metric(batch.log_probs_of(index), run.metric)
     clean, corrupted = float(measured[0]), measured[1:]
-    changes = _metric(log_probs[[r.row for r in own], : case.samples], run.metric) - corrupted
+    changes = _metric(log_probs[[r.row for r in restored], : case.samples], run.metric) - corrupted
     effect = changes.mean(1)
-    error = changes.std(1, ddof=1) / np.sqrt(case.samples) if case.samples > 1 else np.full(len(own), np.nan)
+    error = changes.std(1, ddof=1) / np.sqrt(case.samples) if case.samples > 1 else np.full(len(restored), np.nan)
     depth = len(editable.layers)
     alone = np.full(depth, np.nan)
     alone[list(range(depth) if run.layers is None else run.layers)] = 0.0
     effects, errors = (np.repeat(alone[:, None], case.encoded.answer, axis=1) for _ in range(2))
     if run.tokens != "all":
         effects[:], errors[:] = np.nan, np.nan
-    for i, r in enumerate(own):
+    for i, r in enumerate(restored):
         if r.alone:
             alone[r.layer] = effect[i]
         else:
@@ -280,7 +279,7 @@ def _trace(
         tokens=tuple(decode(editable.tokenizer, [i]) for i in case.encoded.ids[: case.encoded.answer]),
         subject=case.subject,
         answer=decode(editable.tokenizer, case.encoded.target_ids).strip(),
-        known=batch.known[number],
+        known=batch.known[index],
         **{name: getattr(run, name) for name in ("kind", "window", "sever", "metric", "seed")},
         corruption=str(run.corruption),
         noise=None if noise is None else noise.sigma,

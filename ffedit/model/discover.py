@@ -5,8 +5,8 @@ experts) and by the number of such modules; a forward pass verifies that it does
 A module that is not recognised is refused, and the error lists what was found.
 
 Blocks add their feed-forward output to the residual stream differently: some normalise it first (Gemma 2, OLMo 2), or
-the sum (GPT-1, OPT-350m), some scale it (Granite), some add the attention's at once (GPT-J, Falcon). So it is observed
-which modules run behind it, and, in a pass in which the last layer adds nothing, what the stream is without it.
+the sum (GPT-1, OPT-350m), some scale it (Granite), some add the attention's at once (GPT-J, Falcon). So passes show
+which modules run after it, and what the residual stream is when the last layer's output is set to zero.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from ffedit.model.storage import is_floating, is_quantised
 
 
 def find_layers(body: nn.Module, name: str, count: int) -> list[nn.Module]:
-    """Return the one list of `count` modules in a decoder that is in no other list."""
+    """Return the layers of a decoder: its only module list of `count` modules that is inside no other list."""
     nested = {path: child for path, child in body.named_modules() if isinstance(child, nn.ModuleList)}
     lists = {p: child for p, child in nested.items() if not any(p.startswith(f"{other}.") for other in nested)}
     matching = [list(child) for child in lists.values() if len(child) == count]
     if len(matching) != 1:
-        seen = ", ".join(f"{path} of {len(child)}" for path, child in lists.items()) or "none"
+        listed = ", ".join(f"{path} of {len(child)}" for path, child in lists.items()) or "none"
         raise ModelError(
             f"{name}: no decoder that ffedit can read: one list of {count} layers was expected in "
-            f"{type(body).__name__}, but its module lists are: {seen}"
+            f"{type(body).__name__}, but its module lists are: {listed}"
         )
     return matching[0]
 
@@ -80,9 +80,9 @@ def find_feed_forward(layer: Layer) -> FeedForward:
     paths = {path.rpartition(".")[0] for path in fused}
     block_path, _, _ = min(paths).rpartition(".")
     if len(paths) != 1 or not block_path:
-        seen = ", ".join(f"{path} {shape}" for path, shape in fused.items())
+        listed = ", ".join(f"{path} {shape}" for path, shape in fused.items())
         raise ModelError(
-            f"{name}: layer {index} holds matrices of several experts in one tensor ({seen}); one module of experts, "
+            f"{name}: layer {index} holds matrices of several experts in one tensor ({listed}); one module of experts, "
             "inside a block with its router, was expected; use a dense model"
         )
     (path,) = paths
@@ -93,7 +93,7 @@ def find_feed_forward(layer: Layer) -> FeedForward:
         raise ModelError(f"{name}: layer {index}: {error}") from error
     precision = layer.saved_dtype or next(experts.module.parameters()).dtype
     names = names_of_experts(layer.model, f"{layer.prefix}.{path}.down_proj", len(experts))
-    parts = [
+    memories = [
         KeyValueMemory(
             Address(index, expert),
             f"{layer.prefix}.{path}",
@@ -111,10 +111,10 @@ def find_feed_forward(layer: Layer) -> FeedForward:
     shared = {}
     for number, inner in enumerate(_in_value_role(block), len(experts)):
         if isinstance(module := block.get_submodule(inner), nn.Linear | Conv1D):
-            parts.append(linear_memory(layer, f"{block_path}.{inner}", Address(index, number)))
+            memories.append(linear_memory(layer, f"{block_path}.{inner}", Address(index, number)))
             shared[number] = module
     gate = next((getattr(block, role) for role in SHARED_GATES if hasattr(block, role)), None)
-    return FeedForward(index, block, tuple(parts), Mixture(block, experts, shared, gate))
+    return FeedForward(index, block, tuple(memories), Mixture(block, experts, shared, gate))
 
 
 def find_memory(layer: Layer) -> KeyValueMemory:
@@ -163,7 +163,7 @@ def linear_memory(layer: Layer, path: str, address: Address) -> KeyValueMemory:
 
 
 def _named(layer: Layer, value_matrix: str) -> list[str]:
-    """Return the paths inside a layer that match `ff.out`, or `layers.{}.ff.out` in the model or a part of it."""
+    """Return the layer's paths that `value_matrix` names: as `ff.out`, or from the model on as `layers.{}.ff.out`."""
     path = value_matrix.replace("{}", str(layer.index))
     whole = value_matrix != path
     return [
@@ -174,7 +174,7 @@ def _named(layer: Layer, value_matrix: str) -> list[str]:
 
 
 def _in_value_role(module: nn.Module) -> list[str]:
-    """Return the paths inside a module that are named as value matrices are, outside attention."""
+    """Return the paths inside a module that end in the name of a value matrix, outside attention."""
     return [
         path
         for path, _ in module.named_modules()
@@ -187,7 +187,7 @@ def _in_attention(path: str) -> bool:
 
 
 def find_attention(layers: list[nn.Module]) -> list[nn.Module]:
-    """Return the output projections: in each layer the one linear map in such a role, inside attention."""
+    """Return the output projection of each layer's attention, by its role; empty if one is missing or ambiguous."""
     projections = [
         module
         for layer in layers
@@ -198,14 +198,14 @@ def find_attention(layers: list[nn.Module]) -> list[nn.Module]:
 
 
 def saved(model: PreTrainedModel, name: str, parameter: Tensor) -> dict[str, Tensor]:
-    """Return a parameter as the checkpoint stores it, by names in files: in several tensors, or under another name."""
-    if getattr(model, "hf_quantizer", None) is not None:  # what unpacks weights has no reverse
+    """Return a parameter as checkpoint files store it, by name: perhaps under another name, or as several tensors."""
+    if getattr(model, "hf_quantizer", None) is not None:  # unpacking of quantised weights has no reverse
         return {name: parameter}
     return dict(revert_weight_conversion(model, {name: parameter}))
 
 
 def names_of_experts(model: PreTrainedModel, name: str, count: int) -> list[str]:
-    """Return the names in files of a parameter's `count` matrices: "" as in memory, `name[0]` of one tensor's first."""
+    """Return the names in files of a parameter's `count` matrices: "" if as in memory, `name[0]` if in one tensor."""
     numbered = torch.arange(float(count))[:, None, None]
     tensors = saved(model, name, numbered)
     (first, tensor), *others = tensors.items()
@@ -222,14 +222,14 @@ class ResidualAdd:
 
     added: nn.Module  # the module whose output is added: the value matrix or a mixture's block, or a norm behind it
     norm: nn.Module | None  # the module that receives the sum, where the block ends in one
-    factor: float = 1.0  # what the addend is multiplied by
+    factor: float = 1.0  # factor of the addend
 
 
 @torch.no_grad()
 def find_residual_adds(
     layers: Sequence[nn.Module], feed_forward: Sequence[FeedForward], probe: Callable[[], object]
 ) -> list[ResidualAdd]:
-    """Find the residual add of every layer, from two passes of `probe`."""
+    """Find the residual add of every layer, from three passes of `probe`."""
     with ExitStack() as stack:
         seen = [stack.enter_context(block_calls(*pair)) for pair in zip(layers, feed_forward, strict=True)]
         probe()
@@ -239,14 +239,14 @@ def find_residual_adds(
 
 
 def block_calls(layer: nn.Module, ff: FeedForward) -> AbstractContextManager[list[Call]]:
-    """Collect the calls inside a block, for `residual_add`; what gives the feed-forward output counts as one module."""
+    """Collect the calls inside a block, for `residual_add`; the feed-forward module counts as one."""
     inside = set(ff.module.modules())
     leaves = [module for module in layer.modules() if not list(module.children())]
     return calls([ff.module, *(module for module in leaves if module not in inside)])
 
 
 def residual_add(ff: FeedForward, seen: Sequence[Call]) -> ResidualAdd:
-    """Follow the feed-forward output through the modules that receive only it; one last module gets the sum."""
+    """Follow the feed-forward output through modules that take it alone; a single module after them takes the sum."""
     start = next(i for i, (module, _, _) in enumerate(seen) if module is ff.module)
     added, addend = ff.module, seen[start][2]
     rest = list(seen[start + 1 :])
@@ -258,7 +258,7 @@ def residual_add(ff: FeedForward, seen: Sequence[Call]) -> ResidualAdd:
 
 
 def _factor(layer: nn.Module, add: ResidualAdd, name: str, probe: Callable[[], object]) -> float:
-    """Measure what the addend is multiplied by: the change of the sum when it is removed."""
+    """Measure the factor of the addend, by the change of the sum when the addend is removed."""
 
     def total() -> tuple[Tensor, Tensor]:
         ends = {"total": layer if add.norm is None else add.norm}
@@ -268,9 +268,9 @@ def _factor(layer: nn.Module, add: ResidualAdd, name: str, probe: Callable[[], o
 
     whole, addend = total()
     with replace_output(add.added, torch.zeros_like):
-        moved = whole - total()[0]
-    factor = float(moved @ addend / (addend @ addend).clamp(min=1e-30))
-    error = float((moved - factor * addend).abs().max() / moved.abs().max().clamp(min=1e-30))
+        change = whole - total()[0]
+    factor = float(change @ addend / (addend @ addend).clamp(min=1e-30))
+    error = float((change - factor * addend).abs().max() / change.abs().max().clamp(min=1e-30))
     if not error < 5e-2:
         raise ModelError(
             f"{name}: its output is not added to the residual stream (off by {error:.1e}); a block that adds its "

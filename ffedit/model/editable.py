@@ -42,14 +42,14 @@ class Seen:
     """Activations of one layer in a pass over n rows of t tokens."""
 
     layer: int  # counted from 0 at the embedding's side
-    # m, the memory coefficients that the value matrix received, [n, t, d_ff]; of a mixture, those of all its experts
-    # joined, each scaled by its router's weight
+    # m, the memory coefficients that the value matrix received, [n, t, d_ff]; for a mixture, those of all its experts
+    # concatenated, each scaled by the router's weight
     key: Tensor
-    output: Tensor  # of the value matrix or the mixture, bias included, [n, t, d_model]
-    added: Tensor  # what the block adds to the residual stream for it, [n, t, d_model]
-    total: Tensor  # the residual stream with it, before a norm in which the block may end, [n, t, d_model]
+    output: Tensor  # output of the value matrix or the mixture, bias included, [n, t, d_model]
+    added: Tensor  # the same as it is added to the residual stream, normed and scaled, [n, t, d_model]
+    total: Tensor  # the residual stream after this addition, before a norm that may end the block, [n, t, d_model]
     after: Tensor  # the residual stream that leaves the block, [n, t, d_model]
-    routed: Routed | None = None  # the router's choice for the n · t tokens of a mixture; None of a dense layer
+    routed: Routed | None = None  # the router's choice for the n · t tokens of a mixture; None for a dense layer
 
     @property
     def before(self) -> Tensor:
@@ -68,13 +68,13 @@ class History:
     as original.
     """
 
-    # fingerprint of the weights before the oldest of `edits`; None while there is none; "" where these came with a
-    # checkpoint, until `ffedit.editor.edit.base_of` is asked for it
+    # fingerprint of the weights before the oldest of `edits`; None while there are none; "" where they came with a
+    # checkpoint, until `ffedit.editor.edit.base_of` computes it
     base: str | None = None
-    edits: dict[str, Any] = field(default_factory=dict)  # what is applied and can be undone, by fingerprint, in order
-    # the matrices that these edits changed, as they were before, [d_model, d_ff] in the weights' dtype
+    edits: dict[str, Any] = field(default_factory=dict)  # edits that can be undone, by fingerprint, in order
+    # the matrices before these edits changed them, [d_model, d_ff], in the weights' dtype
     originals: dict[Address, Tensor] = field(default_factory=dict)
-    # what was in the weights before all these and cannot be undone, by fingerprint, in order
+    # edits that were in the weights before these and cannot be undone, by fingerprint, in order
     lasting: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -83,7 +83,7 @@ class History:
         return self.lasting | self.edits
 
     def apply_(self, memories: Mapping[Address, KeyValueMemory], name: str, edit: Any, weights: str) -> None:
-        """Write `edit`, called `name`, into weights of this fingerprint; if that fails, restore them."""
+        """Write `edit`, called `name`, into weights of fingerprint `weights`; if that fails, restore them."""
         self.originals |= {at: memories[at].value.clone() for at in edit.updates if at not in self.originals}
         self.base = weights if self.base is None else self.base
         self.edits[name] = edit
@@ -128,20 +128,18 @@ class Editable(Displayed):
         attention: the output projection of each layer's attention; empty where it is not recognised.
         resumable: whether the model can be rerun from a position with a cache; if not, whole rows are rerun.
         ragged: whether each row of a batch can be rerun from its own position.
-        packed: the most tokens of a text that can share a row with others, as far as it was tried
+        packed: the most tokens of a text that can share a row with others, as far as lengths were tried
             (`inference.contexts`); 0 where none can.
-        windowed: whether `packed` is all, because longer texts were tried.
+        windowed: whether a longer text was tried and could not share a row.
         probe_error: max |W k + b - observed output| over all layers, relative to the outputs' scale.
-        history: the edits that are in the weights, and the originals of what they changed.
+        history: the edits in the weights, and the original matrices.
         chat: whether prompts are put into the tokenizer's chat template (`ffedit.model.tokenization`).
-        source: the GGUF file that it was read from, plain JSON (`loading.gguf.source_of`), or None.
+        source: description of the GGUF file that it was read from, plain JSON (`loading.gguf.source_of`), or None.
         as_read: the fingerprint of the weights as they are in that file; "" where there is none.
         unpacked: the quantisation of its files ("fp8"), where transformers unpacked all value matrices; else "".
-        auto_dtype: whether nobody asked for the dtype that it is in, so that passes that only average may be computed
-            in another.
+        auto_dtype: whether the user chose no dtype, so that passes that only average may be computed in another.
         averaging: the dtype of such passes, once it is decided (`inference.precision`).
-        hashed: hashes that the fingerprint has read, by name: an object, its state then, and the result
-            (`ffedit.model.fingerprint`).
+        hashed: cache of `ffedit.model.fingerprint`, by name: the object that was read, its state then, and the result.
     """
 
     model: PreTrainedModel
@@ -204,7 +202,7 @@ class Editable(Displayed):
 
     @property
     def vocabulary(self) -> int:
-        """Number of logits, with those that pad the vocabulary."""
+        """Number of logits, including those that pad the vocabulary."""
         return int(self.model.config.get_text_config().vocab_size)
 
     @property
@@ -225,7 +223,7 @@ class Editable(Displayed):
 
     @torch.no_grad()
     def stream(self, ids: Tensor, see: Callable[[Seen], None]) -> None:
-        """Run token ids [n, t] and pass each layer's `Seen` to `see` once it is done; nothing is kept or unembedded.
+        """Run token ids [n, t] and pass each layer's `Seen` to `see` once it has run; nothing is kept or unembedded.
 
         Raises ModelError where it was not recognised how a block adds its feed-forward output to the residual stream.
         """
@@ -265,7 +263,7 @@ class Editable(Displayed):
         return seen
 
     def read(self, vectors: Tensor) -> Tensor:
-        """Read vectors [n, d_model] as logits [n, vocabulary], float32, on the model's own path behind its layers."""
+        """Read vectors [n, d_model] as logits [n, vocabulary], float32, by the model's own path after its layers."""
         return self.logits_of(vectors.to(self.device, storage.fetched(self.unembedding).dtype)).float()
 
     @torch.no_grad()
@@ -300,12 +298,12 @@ class Editable(Displayed):
             yield
 
     def without_logits(self) -> AbstractContextManager[None]:
-        """Unembed one state only, in a pass whose logits are not read."""
+        """Unembed one state only in passes inside the block, since nothing reads their logits."""
         return replace_input(self.unembedding, lambda hidden: hidden[:1, :1])
 
     @property
     def last_feed_forward(self) -> nn.Module | None:
-        """Module of the last feed-forward layer, norms outside; None where it is no module of its own (OPT)."""
+        """Module of the last feed-forward layer, without norms around it; None where it has no module (OPT)."""
         last = self.feed_forward[-1]
         if last.mixture is not None:
             return last.module
@@ -313,7 +311,7 @@ class Editable(Displayed):
         return None if module is self.layers[-1] else module
 
     def outputs_of(self, part: str) -> list[nn.Module]:
-        """Return the modules whose outputs are those of a part, "feed_forward" or "attention", layer by layer."""
+        """Return the module of each layer that computes the output of a part, "feed_forward" or "attention"."""
         if part == "feed_forward":
             return [layer.module for layer in self.feed_forward]
         if not self.attention:
@@ -332,7 +330,7 @@ class Editable(Displayed):
 
     @cached_property
     def special(self) -> set[int]:
-        """Token ids that are no text: those that the tokenizer marks as special, and added tokens that are `MARKUP`."""
+        """Token ids that stand for no text: special tokens of the tokenizer, and added tokens that match `MARKUP`."""
         added = self.tokenizer.added_tokens_decoder
         tokens = added.items() if isinstance(added, Mapping) else ()  # Mistral's own tokenizer does not list them
         marked = {i for i, token in tokens if token.special or MARKUP.fullmatch(token.content)}
@@ -346,5 +344,5 @@ class Editable(Displayed):
 
 
 def check_model(model: object) -> None:
-    """Refuse what is not a loaded model, such as a model's name; ModelError."""
+    """Raise ModelError for anything but a loaded model, such as a model's name."""
     ModelError.require(model, Editable, "a loaded model was expected; load it first: editable = ffedit.load(name)")

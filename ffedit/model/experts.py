@@ -1,4 +1,4 @@
-"""Sparse experts as key-value memories: each expert is one, and together they are one.
+"""Sparse experts as key-value memories: each expert is a memory, and all of a layer form one memory.
 
     FF(x) = Σ_e g_e(x) (V_eᵀ m_e(x) + b_e)         g_e = 0 for an expert that the router did not choose
           = Σ_e W_e k_e + …                        k_e = g_e m_e
@@ -35,9 +35,9 @@ DECLARED = ("has_gate", "has_bias", "is_transposed", "_apply_gate", "down_proj")
 class Routed(NamedTuple):
     """Input of a block of experts."""
 
-    x: Tensor  # what the block receives, [n, d_model]
-    chosen: Tensor  # the experts that each token goes to, [n, k]; a number behind the last expert stands for none
-    weights: Tensor  # the router's weight g of each, [n, k]
+    x: Tensor  # input of the block, [n, d_model]
+    chosen: Tensor  # the experts that each token goes to, [n, k]; a number past the last expert means none
+    weights: Tensor  # the router's weight g of each chosen expert, [n, k]
 
     def at(self, rows: Tensor) -> Routed:
         """Select tokens by their numbers."""
@@ -98,10 +98,10 @@ class Experts:
 
     @cached_property
     def order(self) -> tuple[slice, slice]:
-        """Rows of a first matrix that are the gate's, and up's: two halves (Mixtral), or alternating (GPT-OSS).
+        """Rows of the gate, and rows of up, in a first matrix: two halves (Mixtral), or alternating (GPT-OSS).
 
-        It is the order in which the block's own gate gives for all columns what it gives for each pair alone. Raises
-        ModelError where it is neither.
+        In the right order, the block's own gate applied to all columns equals the gate applied to each pair of columns.
+        Raises ModelError where neither order fits.
         """
 
         def pairwise(gate: Tensor, up: Tensor) -> Tensor:
@@ -145,12 +145,12 @@ class Experts:
 
     def key(self, expert: int, routed: Routed) -> tuple[Tensor, Tensor]:
         """Return the tokens that went to an expert, [t], and its keys k_e at them, [t, d_ff], in float32 at least."""
-        at, which = (routed.chosen == expert).nonzero(as_tuple=True)
-        x, g = routed.x[at], routed.weights[at, which][:, None]
+        tokens, choices = (routed.chosen == expert).nonzero(as_tuple=True)
+        x, g = routed.x[tokens], routed.weights[tokens, choices][:, None]
         wide = torch.promote_types(x.dtype, torch.float32)
         if self.layout.scales_input:
-            return at, self.coefficients(expert, x * g.to(x)).to(wide)
-        return at, self.coefficients(expert, x).to(wide) * g.to(wide)
+            return tokens, self.coefficients(expert, x * g.to(x)).to(wide)
+        return tokens, self.coefficients(expert, x).to(wide) * g.to(wide)
 
     def bias(self, routed: Routed) -> Tensor | None:
         """Return Σ_e g_e b_e [n, d_model], which belongs to no memory; None without biases."""
@@ -165,8 +165,8 @@ class Experts:
         output = torch.zeros_like(routed.x, dtype=torch.promote_types(routed.x.dtype, torch.float32))
         for expert in routed.chosen.unique().tolist():
             if expert < len(self):
-                at, key = self.key(expert, routed)
-                output[at] += key @ (stored[expert] if self.layout.transposed else stored[expert].T).to(key)
+                tokens, key = self.key(expert, routed)
+                output[tokens] += key @ (stored[expert] if self.layout.transposed else stored[expert].T).to(key)
         bias = self.bias(routed)
         return output if bias is None else output + bias.to(output)
 
@@ -176,11 +176,10 @@ class Mixture:
     """Sparse block of a layer: a router, its experts, and experts that every token goes to."""
 
     block: nn.Module  # its output is the layer's feed-forward output
-    experts: Experts  # those that the router chooses among
-    # value matrices of the experts that all tokens share, by the number under which they are addressed (behind the last
-    # routed one)
+    experts: Experts  # the experts among which the router chooses
+    # value matrices of the shared experts, which all tokens go to, by expert number: the routed experts' come first
     shared: Mapping[int, nn.Module]
-    shared_gate: nn.Module | None  # gives the logit of the weight of the shared experts' output; None: it is not scaled
+    shared_gate: nn.Module | None  # gives the logit of the shared experts' weight; None: their output is not scaled
 
     @contextmanager
     def watched(
@@ -189,10 +188,10 @@ class Mixture:
         routes: Callable[[Routed], None] | None = None,
         only: frozenset[int] | None = None,
     ) -> Iterator[None]:
-        """Pass the inputs of the memories to `see` and `routes` in every pass inside the block.
+        """In every pass inside the block, pass each expert's keys to `see` and the router's choice to `routes`.
 
-        `see` takes the number of an expert, the tokens that went to it [t] (None: all), its keys there [t, d_ff], and
-        the number of tokens; with `only`, of these experts alone. `routes` takes what the router chose.
+        `see` takes an expert's number, the tokens that went to it [t] (None: all), its keys at them [t, d_ff], and the
+        number of tokens in the pass; with `only`, it is called for these experts alone.
         """
         received: list[Tensor] = []
 
@@ -234,7 +233,7 @@ class Mixture:
         return x.new_ones(len(x), 1) if self.shared_gate is None else torch.sigmoid(self.shared_gate(x))
 
     def _unscaled(self, x: Tensor, received: Tensor) -> Routed:
-        """Recover the router's choice where all experts receive g_e x: g_e = ⟨g_e x, x⟩ / ⟨x, x⟩; none where x is 0."""
+        """Recover the router's choice where all experts receive g_e x: g_e = ⟨g_e x, x⟩ / ⟨x, x⟩, or 0 where x is 0."""
         scaled = received.reshape(len(self.experts), len(x), -1)
         g = torch.einsum("end,nd->ne", scaled.float(), x.float())
         g = g / x.float().square().sum(-1, keepdim=True).clamp(min=torch.finfo(torch.float32).tiny)

@@ -27,8 +27,8 @@ from ffedit.model.memory import Address, KeyValueMemory
 class Keys(NamedTuple):
     """Keys that one memory received in a pass."""
 
-    rows: Tensor | None  # the tokens that reached it, [t], counted through the batch; None: all
-    keys: Tensor  # what it received there, [t, d_ff]; it received 0 elsewhere
+    rows: Tensor | None  # numbers of the tokens that reached it, [t], counted through the batch; None: all
+    keys: Tensor  # the keys of these tokens, [t, d_ff]; those of other tokens are 0
     tokens: int  # number of tokens in the pass
 
     @property
@@ -45,7 +45,7 @@ class Keys(NamedTuple):
 class FeedForward:
     """Memories of one layer, or some of them."""
 
-    layer: int  # its number
+    layer: int  # number of the layer
     # its output is what the layer adds to the residual stream: the value matrix, or the block of a mixture
     module: nn.Module
     memories: tuple[KeyValueMemory, ...]  # in the order of their addresses
@@ -95,14 +95,14 @@ class FeedForward:
         return replace(self, memories=tuple(memory for memory in self.memories if memory.address in kept))
 
     def split(self, joined: Tensor, dim: int) -> dict[Address, Tensor]:
-        """Split a tensor that runs over Σ d_ff in dimension `dim`, by memory."""
+        """Split a tensor by memory along dimension `dim`, which has Σ d_ff entries."""
         pieces = joined.split(self.sizes, dim)
         return {memory.address: piece for memory, piece in zip(self.memories, pieces, strict=True)}
 
     def joined(self, keys: Mapping[Address, Tensor]) -> Tensor:
-        """Join keys [tokens, d_ff] by memory to those of the layer, [tokens, Σ d_ff]; several are float32."""
-        wide = [keys[memory.address] for memory in self.memories]
-        return wide[0] if len(wide) == 1 else torch.cat([part.float() for part in wide], -1)
+        """Join keys [tokens, d_ff] by memory to the layer's, [tokens, Σ d_ff], in float32 if there are several."""
+        ordered = [keys[memory.address] for memory in self.memories]
+        return ordered[0] if len(ordered) == 1 else torch.cat([key.float() for key in ordered], -1)
 
     def at(self, index: int) -> tuple[Address, int]:
         """Return the memory that column `index` of W belongs to, and the index in it."""
@@ -113,7 +113,7 @@ class FeedForward:
         raise IndexError(index)
 
     def bias(self, routed: Routed | None = None) -> Tensor | None:
-        """Return b [n, d_model] for a mixture's routing; [1, d_model] of a dense layer; None without biases."""
+        """Return b: [n, d_model] for a mixture's routing, [1, d_model] for a dense layer, None without biases."""
         if self.mixture is None or routed is None:
             bias = self.memories[0].bias
             return None if bias is None else bias[None]
@@ -121,7 +121,7 @@ class FeedForward:
 
     @contextmanager
     def watched(self, take: Callable[[KeyValueMemory, Keys], None]) -> Iterator[None]:
-        """Pass what each memory receives to `take`, in every pass inside the block."""
+        """Pass the keys of each memory to `take`, in every pass inside the block."""
         if self.mixture is None:
             (memory,) = self.memories
 

@@ -1,4 +1,4 @@
-"""A short hash of a model's config, tokenizer and weights, which identifies what something was computed on.
+"""A short hash of a model's config, tokenizer and weights: it identifies the model of a statistic or an edit.
 
 Statistics and edits carry it, so that those of another model, layer or precision are never used. Of each weight
 the hash takes name, shape, dtype, sum and a strided sample of at most 4,096 entries: enough to notice any edit (a
@@ -21,14 +21,14 @@ from ffedit.model.editable import Editable
 
 Cache: TypeAlias = "dict[str, tuple[Any, Any, Any]]"  # `Editable.hashed`
 SAMPLE = 4096
-PART = 2**18  # numbers that are summed at once on a CPU, in its cache: a sum copies them to int64
+PART = 2**18  # numbers summed at once on a CPU, so that they fit its cache: a sum copies them to int64
 WHOLE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 PROBE = "The Eiffel Tower, 300 m tall, was BUILT in 1889; it's in Paris.\n东京 Zürich\t"
 
 
 @torch.no_grad()
 def fingerprint(editable: Editable, below: int | None = None) -> str:
-    """Return the hash, 16 hexadecimal digits; `below` a layer, only of the weights that its keys depend on."""
+    """Return the hash, 16 hexadecimal digits; with `below`, only of the weights on which that layer's keys depend."""
     digest = hashlib.sha256()
     config = editable.model.config.get_text_config().to_dict()
     for name in ("_name_or_path", "transformers_version", "torch_dtype", "dtype"):
@@ -42,8 +42,8 @@ def fingerprint(editable: Editable, below: int | None = None) -> str:
     tokens = _once(editable.hashed, "", tokenizer, len(tokenizer), lambda: json.dumps(sorted(vocabulary().items())))
     digest.update(tokens.encode())
     # Tokenizers with one vocabulary may still differ: with and without a BOS, another normaliser, other merges.
-    used = [tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer(PROBE, verbose=False)["input_ids"]]
-    digest.update(json.dumps(used).encode())
+    encoding = [tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer(PROBE, verbose=False)["input_ids"]]
+    digest.update(json.dumps(encoding).encode())
     left_out: set[int] = set()
     if below is not None:  # the layers above, and the value matrix of this one
         above = editable.layers[below + 1 :]
@@ -60,7 +60,7 @@ def fingerprint(editable: Editable, below: int | None = None) -> str:
 
 
 def _total(hashed: Cache, name: str, weight: Tensor, flat: Tensor, sample: bytes) -> int:
-    """Return the sum of a weight's entries as whole numbers, cached while tensor, address, version and sample stay.
+    """Return the sum of a weight's entries as whole numbers, cached until tensor, address, version or sample change.
 
     A write through `.data` has no new version: one that changes no sampled entry goes unnoticed until `editable.hashed`
     is cleared. Offloaded and quantised weights are read each time.
@@ -72,7 +72,7 @@ def _total(hashed: Cache, name: str, weight: Tensor, flat: Tensor, sample: bytes
 
 
 def _once(hashed: Cache, name: str, source: object, state: object, read: Callable[[], Any]) -> Any:
-    """Return `read()`, which is called again only where `source` is another object, or in another state."""
+    """Return `read()`, cached under `name` while `source` is the same object in the same `state`."""
     cached = hashed.get(name)
     if cached is None or cached[0] is not source or cached[1] != state:
         cached = hashed[name] = source, state, read()

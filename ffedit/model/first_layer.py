@@ -45,11 +45,11 @@ class Rows(NamedTuple):
 class KeyRows:
     """First matrix of a feed-forward layer or of one expert, whatever its storage."""
 
-    role: Role  # the role that it was found by
+    role: Role  # the role by which it was recognised
     first: nn.Module  # the module that holds K or the gate
     activation_name: str  # the name of f in the model
     tensors: Callable[[], Rows]  # returns the matrices as they are now
-    # maps what the layer receives, behind its norm, [.., d_model], to m [.., d_ff], and its gradients
+    # maps the layer's input behind its norm, [.., d_model], to m [.., d_ff]; gradients pass through
     coefficients: Callable[[Tensor], Tensor]
 
     @property
@@ -65,15 +65,15 @@ def find(block: nn.Module, value: nn.Module, d_ff: int, name: str) -> KeyRows:
         path = path.rpartition(".")[0]
         holder = block.get_submodule(path)
         for role in KEY_ROLES:
-            parts = [_attribute(holder, path) for path in (role.first, role.up) if path]
-            if all(_is_linear(part) and len(_weight(part)) == d_ff * (1 + role.fused) for part in parts):
-                called, activation = _activation(holder, name)
-                tensors = partial(_tensors, role.fused, *parts)
-                return KeyRows(role, parts[0], called, tensors, partial(_coefficients, activation, tensors))
+            maps = [_attribute(holder, path) for path in (role.first, role.up) if path]
+            if all(_is_linear(module) and len(_weight(module)) == d_ff * (1 + role.fused) for module in maps):
+                activation_name, activation = _activation(holder, name)
+                tensors = partial(_tensors, role.fused, *maps)
+                return KeyRows(role, maps[0], activation_name, tensors, partial(_coefficients, activation, tensors))
     children = ", ".join(path for path, module in block.named_modules() if path and not list(module.children()))
-    known = "/".join(role.first + (f"+{role.up}" if role.up else "") for role in KEY_ROLES)
+    expected = "/".join(role.first + (f"+{role.up}" if role.up else "") for role in KEY_ROLES)
     raise ModelError(
-        f"{name}: the keys of its {d_ff} memories were not recognised; {known} was expected, the layer holds "
+        f"{name}: the keys of its {d_ff} memories were not recognised; {expected} was expected, the layer holds "
         f"{children}; name them: {NAME_KEYS}"
     )
 
@@ -120,17 +120,17 @@ def _attribute(holder: nn.Module, path: str) -> Any:
 def _activation(holder: nn.Module, name: str) -> tuple[str, Callable[[Tensor], Tensor]]:
     """Return the name of f and f itself; a function registered under the name takes precedence."""
     attributes = (_attribute(holder, path) for path in ACTIVATION_ROLES)
-    kept = next((attribute for attribute in attributes if attribute is not None), None)
-    named = holder if kept is None else kept
-    called = named if isinstance(named, str) else str(getattr(named, "__name__", type(named).__name__))
-    if called in ACTIVATIONS:
-        return called, ACTIVATIONS[called]
-    if callable(kept):
-        return called, kept
-    if kept is not None and called in ACT2FN:
-        return called, ACT2FN[called]
-    why = f"has no activation called {'/'.join(ACTIVATION_ROLES)}" if kept is None else "is an unknown activation"
-    raise ModelError(f"{name}: {called} {why}; define it: {REGISTER.format(called)}")
+    activation = next((attribute for attribute in attributes if attribute is not None), None)
+    source = holder if activation is None else activation
+    f_name = source if isinstance(source, str) else str(getattr(source, "__name__", type(source).__name__))
+    if f_name in ACTIVATIONS:
+        return f_name, ACTIVATIONS[f_name]
+    if callable(activation):
+        return f_name, activation
+    if activation is not None and f_name in ACT2FN:
+        return f_name, ACT2FN[f_name]
+    why = f"has no activation called {'/'.join(ACTIVATION_ROLES)}" if activation is None else "is an unknown activation"
+    raise ModelError(f"{name}: {f_name} {why}; define it: {REGISTER.format(f_name)}")
 
 
 def _is_linear(module: Any) -> bool:

@@ -37,8 +37,8 @@ def capture(
 ) -> Iterator[dict[Name, Tensor]]:
     """Collect a copy of what `modules` receive (`inputs`) or return, by name; the last call wins.
 
-    With `first`, inputs are captured before other hooks change them. A copy, since some blocks (Falcon's parallel ones)
-    add to a module's output in place.
+    With `first`, inputs are captured before other hooks change them. Copies are needed since some blocks (Falcon's
+    parallel ones) add to a module's output in place.
     """
     seen: dict[Name, Tensor] = {}
 
@@ -60,14 +60,14 @@ def capture(
 
 @contextmanager
 def calls(modules: Iterable[nn.Module]) -> Iterator[list[Call]]:
-    """Collect the module, input and output of each call that turns a tensor into a tensor (or a tuple of one first)."""
+    """Collect the module, input and output of each call from a tensor to a tensor (or a tuple that begins with one)."""
     seen: list[Call] = []
 
     def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        given = first_of(args, kwargs) if args or kwargs else None
+        received = first_of(args, kwargs) if args or kwargs else None
         tensor = output[0] if isinstance(output, tuple) else output
-        if isinstance(given, Tensor) and isinstance(tensor, Tensor):
-            seen.append((module, given.clone(), tensor.clone()))
+        if isinstance(received, Tensor) and isinstance(tensor, Tensor):
+            seen.append((module, received.clone(), tensor.clone()))
 
     with ExitStack() as stack:
         for module in modules:
@@ -113,7 +113,7 @@ def add_at(module: nn.Module, positions: Tensor, added: Tensor) -> AbstractConte
     rows = torch.arange(len(positions))
 
     def add(output: Tensor) -> Tensor:
-        moved = output.reshape(len(positions), -1, output.shape[-1]).clone()  # some give a batch as one row
+        moved = output.reshape(len(positions), -1, output.shape[-1]).clone()  # some modules flatten the batch
         moved[rows, positions] += added.to(moved)
         return moved.reshape(output.shape)
 
@@ -121,7 +121,7 @@ def add_at(module: nn.Module, positions: Tensor, added: Tensor) -> AbstractConte
 
 
 def only_at(module: nn.Module, rows: Tensor, positions: Tensor) -> AbstractContextManager[None]:
-    """Run `module`, which acts on each position separately, at the pairs (row, position) only; it gives 0 elsewhere.
+    """Run `module`, which acts on each position separately, at the pairs (row, position) only; return 0 elsewhere.
 
     A module that takes more than one tensor, or returns more, runs as usual.
     """
@@ -157,16 +157,16 @@ def replace_forward(module: nn.Module, forward: Callable[..., Any]) -> Iterator[
 
 @contextmanager
 def other_weight(module: nn.Module, name: str, weight: nn.Parameter, rows: Tensor) -> Iterator[None]:
-    """Make `module` compute `rows` [n], bool, of its input ([n, 1, d], [n, d] or [1, n, d]) with another `weight`."""
+    """Make `module` use `weight` for the rows in the mask `rows` [n] of its input, [n, 1, d], [n, d] or [1, n, d]."""
 
     def hook(_: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
-        given, changed = args[0].reshape(len(rows), -1), output.reshape(len(rows), -1).clone()
-        own = getattr(module, name)
+        inputs, changed = args[0].reshape(len(rows), -1), output.reshape(len(rows), -1).clone()
+        original = getattr(module, name)
         setattr(module, name, weight)
         try:
-            changed[rows] = module.forward(given[rows])  # not the module, whose hooks have run
+            changed[rows] = module.forward(inputs[rows])  # not the module, whose hooks have run
         finally:
-            setattr(module, name, own)
+            setattr(module, name, original)
         return changed.view(output.shape)
 
     rows = rows.to(weight.device)

@@ -62,7 +62,7 @@ class KeyValueMemory:
     Attributes:
         address: its layer and expert.
         name: the module's path in the model.
-        module: the linear map; its input is the key [.., d_ff], its output the value [.., d_model] plus bias. Of a
+        module: the linear map; its input is the key [.., d_ff], its output the value [.., d_model] plus bias. For a
             routed expert, the module that holds the matrices of all experts.
         stored_transposed: the weight is stored as [d_ff, d_model] (GPT-2's Conv1D), not as [d_model, d_ff].
         saved_dtype: precision of the checkpoint, to which every write is rounded; the weight's own may be another
@@ -97,7 +97,7 @@ class KeyValueMemory:
 
     @property
     def held(self) -> list[Tensor]:
-        """Tensors that hold W: its parameter, or all that a quantised module holds but its bias."""
+        """Tensors that hold W: its parameter, or all tensors of a quantised module except the bias."""
         if not self.quantised:
             return [self.leaf]
         tensors = (*self.module.named_parameters(recurse=False), *self.module.named_buffers(recurse=False))
@@ -109,7 +109,7 @@ class KeyValueMemory:
         return self.entry(self.leaf)
 
     def entry(self, parameter: Tensor) -> Tensor:
-        """Return this memory's matrix in a tensor that is shaped as its parameter."""
+        """Return this memory's matrix in a tensor that is shaped like its parameter."""
         return parameter if self.slot is None else parameter[self.slot]
 
     @property
@@ -159,7 +159,7 @@ class KeyValueMemory:
 
     @cached_property
     def key_rows(self) -> first_layer.KeyRows:
-        """K, the first matrix; found and checked on first use, by a ModelError; that of an expert is declared."""
+        """K, the first matrix, recognised and checked on first use (ModelError); an expert's is declared."""
         if self.slot is not None:
             return Experts(self.module).key_rows(self.slot)
         if self.block is None or self.probe is None:
@@ -177,7 +177,7 @@ class KeyValueMemory:
 
         Sukhbaatar et al. 2019 (arXiv 1907.01470): a feed-forward layer as persistent memory vectors. The queries `x`
         are what the layer receives, behind its norm, [.., d_model]; the result is Σ_i m_i v_i + b [.., d_model], the
-        layer's own output; of an expert its own, without the router's weight.
+        layer's own output, or an expert's without the router's weight.
         """
         return linear(self.coefficients(x), self.value, self.bias)
 
@@ -230,7 +230,7 @@ class KeyValueMemory:
 
     @contextmanager
     def beside(self, delta: Update) -> Iterator[None]:
-        """Make the layer give W k + Δ k in every pass inside the block, W untouched: as a LoRA adapter does."""
+        """Make the layer compute W k + Δ k in every pass inside the block without changing W, like a LoRA adapter."""
         factors = (delta.right, delta.left) if isinstance(delta, LowRank) else (delta.dense,)
         device = storage.device_of(self.module)
         matrices = [factor.to(device, torch.float32) for factor in factors]
@@ -246,9 +246,9 @@ class KeyValueMemory:
 
 
 def identity(memory: KeyValueMemory) -> dict[str, Any]:
-    """Return what identifies one stored matrix, in another precision too, without loading the model.
+    """Return a description that identifies one stored matrix, also in another precision, without loading the model.
 
-    That is plain JSON: `parameter` (its name), `saved_as` (its name in files, where that is another), `experts` (how
+    It is plain JSON: `parameter` (its name), `saved_as` (its name in files, where that is another), `experts` (how
     many share the parameter) and `declared` (whether their module says that it is transposed), `transposed`, `shape` as
     it is stored, and `sample`: up to `SAMPLE` entries at a stride of max(1, entries // SAMPLE) in the stored order.
     """

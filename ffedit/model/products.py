@@ -2,9 +2,9 @@
 
 torch calls MKL for linear layers in float32. For few rows oneDNN is up to twice as fast: a step of generation
 multiplies some rows by each weight, a step of v* some dozens. On AMD's processors with AVX-512, which MKL leaves unused
-there, it is twice as fast for any number of rows; on Intel's, MKL is the faster one for many rows, and for gradients of
-any number (`evaluations/benchmarks/products.py`). The choice depends on the processor, on shapes, and on whether a
-weight learns, so that a computation has the same bits each time. Both are in torch.
+there, it is twice as fast for any number of rows; on Intel's, MKL is faster for many rows, and for gradients of any
+number of rows (`evaluations/benchmarks/products.py`). The choice depends on the processor, the shapes, and whether
+a weight needs a gradient, so that a computation has the same bits each time. torch contains both libraries.
 
 In bfloat16 torch calls oneDNN itself, except for a slice of states, such as those of the last tokens, for which it
 takes 15 to 200 times as long: there the rows are passed as a matrix.
@@ -29,9 +29,9 @@ from ffedit.model.hooks import replace_forward
 
 
 def limits(about: str, unit: str) -> tuple[float, float]:
-    """Return the most rows of a product and of a gradient for which oneDNN is faster.
+    """Return the largest number of rows for which oneDNN is faster, of a product and of a gradient.
 
-    `about` is what names the processor's vendor, and `unit` what its vectors are called by torch.
+    `about` is a text that names the processor's vendor, `unit` torch's name for its vector instructions.
     """
     if "AuthenticAMD" in about and unit == "AVX512":
         return float("inf"), float("inf")
@@ -39,16 +39,16 @@ def limits(about: str, unit: str) -> tuple[float, float]:
 
 
 def _processor() -> str:
-    """Return a text in which the vendor of this processor stands."""
+    """Return a text that names the vendor of this processor."""
     try:
-        with open("/proc/cpuinfo", encoding="utf-8") as about:
-            return about.read(256)  # what is known of the first core begins with it
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            return file.read(256)  # beginning of the first core's description
     except OSError:  # not Linux
         return platform.processor()
 
 
 ROWS, ROWS_BACK = limits(_processor(), torch.backends.cpu.get_cpu_capability())
-LARGE = 2**16  # fewest numbers of a weight; with a smaller one little is gained
+LARGE = 2**16  # fewest entries of a weight; a smaller one gains little
 AVAILABLE = (
     torch.backends.mkldnn.is_available()
     and platform.machine().lower() in {"x86_64", "amd64"}
@@ -58,11 +58,10 @@ AVAILABLE = (
 
 @contextmanager
 def fast_products(model: nn.Module) -> Iterator[None]:
-    """In the block, linear layers of `model` on the CPU multiply by oneDNN where that is faster."""
+    """Make linear layers of `model` on the CPU multiply by oneDNN inside the block, where that is faster."""
     with ExitStack() as stack:
         for module in model.modules() if AVAILABLE else ():
-            # Offloaded modules have a `forward` of accelerate's, which brings the weight; quantised weights are of
-            # classes of their own.
+            # Offloaded modules have accelerate's `forward`, which loads the weight; quantised weights, other classes.
             if (
                 (type(module) is nn.Linear or type(module) is Conv1D)
                 and type(weight := module.weight) is nn.Parameter
@@ -75,13 +74,13 @@ def fast_products(model: nn.Module) -> Iterator[None]:
 
 def _forward(layer: nn.Linear | Conv1D, states: Tensor) -> Tensor:
     weight, bias = layer.weight if type(layer) is nn.Linear else layer.weight.T, layer.bias
-    learned = torch.is_grad_enabled() and (weight.requires_grad or (bias is not None and bias.requires_grad))
+    needs_gradient = torch.is_grad_enabled() and (weight.requires_grad or (bias is not None and bias.requires_grad))
     plain = type(states) is Tensor and states.is_cpu and states.dtype == torch.float32 == weight.dtype
     count = states.numel() // weight.shape[1]
     if states.dim() > 2 and (weight.dtype == torch.bfloat16 or torch.is_autocast_enabled("cpu")):
         rows: Tensor = linear(states.flatten(0, -2), weight, bias)
         return rows.reshape(*states.shape[:-1], len(weight))
-    if learned or not plain or not 0 < count <= ROWS or torch.is_autocast_enabled("cpu"):
+    if needs_gradient or not plain or not 0 < count <= ROWS or torch.is_autocast_enabled("cpu"):
         return linear(states, weight, bias)
     result: Tensor = _Product.apply(states, weight, bias)  # type: ignore[no-untyped-call]
     return result
@@ -94,7 +93,7 @@ def product(states: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tenso
 
 
 class _Product(torch.autograd.Function):
-    """`product`, with the gradient of the states; that of a weight is not asked."""
+    """`product`, with a gradient for the states, but none for weight and bias."""
 
     @staticmethod
     def forward(ctx: Any, states: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -111,7 +110,7 @@ class _Product(torch.autograd.Function):
 
 
 def _operations(states: Any, weight: Any, *others: Any, **named: Any) -> int:
-    """Return the operations of `product`, two for each multiply and add, from shapes."""
+    """Count the floating-point operations of `product` from shapes: two for each multiply-add."""
     operations: int = 2 * prod(states) * weight[0]
     return operations
 

@@ -1,4 +1,4 @@
-"""Tables of names: by which a model's parts are recognised, whatever its type is.
+"""Tables of the names by which a model's parts are recognised, whatever its type.
 
 A module is recognised by its *role*: a name that modules of its kind have in many models. A model family that uses
 other names needs a row here and nothing else (docs/add-a-model-family.md); a forward pass verifies what was recognised.
@@ -57,9 +57,9 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"Lfm2MLP": silu}
 def register_activation(name: str, function: Callable[[Tensor], Tensor]) -> None:
     """Register the function of an activation; it takes precedence over the model's own function of this name.
 
-    `name` is what the layer's activation attribute gives, the class or function that it holds, or, for a feed-forward
-    module without such an attribute, the class of this module. `function` maps the outputs of the keys, [.., d_ff], to
-    f of them.
+    `name` is the string in the layer's activation attribute, or the name of the class or function in it, or, for a
+    feed-forward module without such an attribute, the name of its class. `function` maps the outputs of the keys,
+    [.., d_ff], to f of them.
     """
     ACTIVATIONS[name] = function
 
@@ -70,8 +70,8 @@ class Layout(NamedTuple):
     gate: bool  # the first matrices hold gate and up
     bias: bool  # the maps have biases
     transposed: bool  # matrices are [inputs, outputs]
-    # the router scales an expert's input, not its output, and every expert receives all tokens, expert after expert,
-    # those that are not its own as zeros
+    # the router scales an expert's input, not its output, and the module receives all tokens once for each expert, as
+    # zeros where a token is not the expert's
     scales_input: bool = False
 
 

@@ -27,7 +27,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ffedit.errors import ModelError
 
-COLUMNS = 1024  # of W that are read at once
+COLUMNS = 1024  # columns of a quantised W that are read at once
 # Files with a container's limit of memory: of cgroups 2 and 1.
 CONTAINER_LIMITS = "/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"
 
@@ -36,18 +36,18 @@ def device_of(module: nn.Module) -> torch.device:
     """Return the device on which a module computes; its weights may be elsewhere."""
     devices = (hook.execution_device for hook in _hooks(module) if hook.execution_device is not None)
     device = next(devices, None)
-    held = chain(module.parameters(), module.buffers())  # quantised weights may be buffers
-    return next(held).device if device is None else torch.device(device)
+    tensors = chain(module.parameters(), module.buffers())  # quantised weights may be buffers
+    return next(tensors).device if device is None else torch.device(device)
 
 
 def solve_device(device: torch.device, numbers: int) -> torch.device:
-    """Return the device for float64 work: `device` where it can and has room for so many numbers, else the CPU."""
+    """Return the device for float64 work: `device` if it is CUDA and has room for so many `numbers`, else the CPU."""
     free = free_memory(device)
     return device if free is not None and free > 8 * numbers else torch.device("cpu")
 
 
 def free_memory(device: torch.device) -> int | None:
-    """Return how many bytes of a CUDA device can be had, those that torch keeps for reuse included; None of others."""
+    """Return the free bytes of a CUDA device, with those that torch keeps for reuse; None for other devices."""
     if not torch.empty(0, device=device).is_cuda:
         return None
     free, _ = torch.cuda.mem_get_info(device)
@@ -55,7 +55,7 @@ def free_memory(device: torch.device) -> int | None:
 
 
 def host_memory() -> int:
-    """Return how many bytes of CPU memory this process can still take, swap included; its container's limit counts."""
+    """Return the bytes of CPU memory, with swap, that this process can still take within its container's limit."""
     free = psutil.virtual_memory().available + psutil.swap_memory().free
     for file in CONTAINER_LIMITS:
         try:
@@ -79,7 +79,7 @@ def fetched(module: nn.Module, name: str = "weight") -> Tensor:
 
 @torch.no_grad()
 def write_(module: nn.Module, value: Tensor, name: str = "weight", slot: int | None = None) -> None:
-    """Set a parameter to `value`, of its shape, rounded to its dtype; or with `slot`, one entry of it."""
+    """Set a parameter, or its entry `slot` alone, to `value` of the same shape, rounded to the parameter's dtype."""
     parameter: Tensor = getattr(module, name)
     if not parameter.is_meta:
         (parameter if slot is None else parameter[slot]).copy_(value)
@@ -98,7 +98,7 @@ def write_(module: nn.Module, value: Tensor, name: str = "weight", slot: int | N
 
 @contextmanager
 def resident(module: nn.Module) -> Iterator[None]:
-    """Load a module's own parameters into it for a block, so that gradients reach them; what is written is lost."""
+    """Load a module's offloaded parameters for the block, so that gradients reach them; changes to them are lost."""
     hook = _offloading(module)
     if hook is None:
         yield
@@ -130,12 +130,12 @@ def parameters(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def fetched_from(model: nn.Module, name: str) -> Tensor:
-    """Return the parameter of a model called `name`, as `fetched`; a quantised one as it is packed."""
-    path, _, own = name.rpartition(".")
+    """Return the parameter `name` of a model as `fetched` does, but a quantised weight as it is packed."""
+    path, _, parameter = name.rpartition(".")
     module = model.get_submodule(path)
-    if own == "weight" and is_quantised(module):
+    if parameter == "weight" and is_quantised(module):
         return packed(module.weight)  # type: ignore[arg-type]
-    return fetched(module, own)
+    return fetched(module, parameter)
 
 
 def is_offloaded(model: nn.Module) -> bool:
@@ -210,13 +210,13 @@ def gives_gradient(module: nn.Module, device: torch.device) -> bool:
 
 
 def _input_dtype(module: nn.Module) -> torch.dtype:
-    """Return the precision of a quantised module's inputs; float32 where its weight does not tell: it converts any."""
+    """Return the dtype for a quantised module's inputs: its weight's if floating-point, else float32."""
     weight = getattr(module, "weight", None)
     return weight.dtype if is_floating(weight) else torch.float32
 
 
 def packed(weight: Tensor) -> Tensor:
-    """Return a weight's content as plain numbers of any kind; of a tensor that wraps others, the bytes of these."""
+    """Return a weight as a plain tensor: itself, or the bytes of the tensors that it wraps."""
     if not is_traceable_wrapper_subclass(weight):
         return weight.detach()
     names, _ = weight.__tensor_flatten__()

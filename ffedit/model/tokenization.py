@@ -3,18 +3,18 @@
 A prompt and its answer are tokenised together, as one text; the subject and the answer are then found by character
 offsets. Nothing is tokenised separately and concatenated, so merges, spaces and BOS are right.
 
-Tokenizers of the `tokenizers` library give offsets. Others (written in Python) do not, and one kind is too coarse:
-Unigram with byte fallback gives a whole run of unknown characters to each of its bytes. There the tokens are *read
-back*: each token stands for the characters by which the decoded text grows. Where a prefix does not decode to a prefix
-of the text, it is refused, since a guess would edit the wrong token.
+Tokenizers of the `tokenizers` library give offsets. Others (written in Python) do not, and those of one kind are too
+coarse: Unigram with byte fallback gives each byte of a run of unknown characters the whole run. There the tokens are
+*read back*: each token stands for the characters by which the decoded text grows. Where a prefix of the tokens does not
+decode to a prefix of the text, the text is refused, since a guess would edit the wrong token.
 
 In a chat model the prompt is the user's turn and the answer the beginning of the assistant's, so that a fact is traced,
 edited and measured in the tokens that a user produces. The template writes its special tokens itself, and what stands
 between its last mark and the visible answer. A thought is left out, or empty where the template opens one in any case:
 otherwise no answer would begin with the object. Texts for statistics and drift, and sampled ones, are plain.
 
-How a plain text begins is asked of the tokenizer (`special_tokens`), whatever its configuration calls BOS: SmolLM2's is
-the mark of a chat's turn, which no text of its training began with.
+A plain text begins as the tokenizer begins it (`special_tokens`), whatever its configuration calls BOS: SmolLM2's BOS
+marks the turn of a chat, and no text of its training began with it.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ UNSPACED = ("CJK", "HIRAGANA", "KATAKANA", "THAI", "LAO", "KHMER", "MYANMAR", "T
 
 # Decoders write this for bytes that are no whole character yet.
 UNFINISHED = "\ufffd"
-# Stand for the prompt and the answer when their positions in the chat template are looked for.
+# Placeholders for the prompt and the answer, by which their positions in the chat template are found.
 MARK, ANSWER = "\ue000\ue001\ue000", "\ue000\ue002\ue000"
-# What a generation prompt ends with where it opens a thought.
+# End of a generation prompt that opens a thought.
 THOUGHT = re.compile(r"<(?P<name>[\w:]+)>(?P<lines>\n*)\Z")
 # Text that any vocabulary has a token for, if only the unknown one.
 LETTER = "a"
@@ -98,7 +98,7 @@ def joined(prompt: str, answer: str) -> str:
 
 
 def _closes(text: str) -> bool:
-    """Return True if the mark at the end of `text` closes: a straight quote is even, or follows a letter or digit."""
+    """Return True if `text` ends in a closing mark: a second quote, an apostrophe in a word, or a spaced dash."""
     last = text[-1]
     if last in "\"'":
         return text.count(last) % 2 == 0 or (last == "'" and text[-2:-1].isalnum())
@@ -128,15 +128,15 @@ def encode(
         chat: put both into the tokenizer's chat template: the prompt as the user's turn, the answer as the assistant's.
 
     Raises:
-        FactError: subject or answer give no token or unknown ones, their tokens cannot be told from others, or
-            the text is too long.
-        ModelError: chat is asked for, and there is no template.
+        FactError: subject or answer have no token, an unknown one, one that cannot be located or one that they share;
+            or the text is too long.
+        ModelError: `chat` is set, and there is no template that can be used.
     """
     text, edge = (joined(prompt, answer) if answer else prompt), len(prompt.rstrip())
     if chat:
-        asked, text, offset = turn(tokenizer, prompt.strip(), answer.strip())
-        moved, edge = offset - len(prompt) + len(prompt.lstrip()), len(asked)
-        span = None if span is None else (span[0] + moved, span[1] + moved)
+        before_answer, text, offset = turn(tokenizer, prompt.strip(), answer.strip())
+        shift, edge = offset - len(prompt) + len(prompt.lstrip()), len(before_answer)
+        span = None if span is None else (span[0] + shift, span[1] + shift)
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -178,7 +178,7 @@ def encode(
 
 
 def special_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
-    """Return the ids that the tokenizer puts in front of a text and behind it; none where the text is cut otherwise."""
+    """Return the ids that the tokenizer puts in front of a text and behind it; none if they change the text's own."""
     plain, whole = plain_ids(tokenizer, LETTER), list(tokenizer(LETTER, verbose=False)["input_ids"])
     starts = range(len(whole) - len(plain) + 1)
     at = next((i for i in starts if whole[i : i + len(plain)] == plain), None)
@@ -191,10 +191,10 @@ def plain_ids(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
 
 
 def tokenised(tokenizer: PreTrainedTokenizerBase, text: str, special: bool = True) -> tuple[list[int], Spans]:
-    """Return the token ids of `text` and the characters (start, end) of each; `special` tokens around it have none.
+    """Return the token ids of `text` and the characters (start, end) of each; `special` adds the tokens around it.
 
-    A token of some bytes of a character stands for the whole character. Raises FactError where the tokenizer gives no
-    offsets, and its tokens do not read back as the text.
+    A token of some bytes of a character stands for the whole character, a special token for none. Raises FactError
+    where the tokenizer gives no offsets, and its tokens do not read back as the text.
     """
     options = {"add_special_tokens": special, "verbose": False}
     if not getattr(tokenizer, "is_fast", False):  # Mistral's own has no such attribute
@@ -208,34 +208,34 @@ def tokenised(tokenizer: PreTrainedTokenizerBase, text: str, special: bool = Tru
 
 def _read_back(tokenizer: PreTrainedTokenizerBase, text: str, ids: Sequence[int]) -> Spans:
     """Find the spans of `ids`, by decoding ever longer prefixes."""
-    own = plain_ids(tokenizer, text)
-    first = next((i for i in range(len(ids) - len(own) + 1) if list(ids[i : i + len(own)]) == own), None)
+    plain = plain_ids(tokenizer, text)
+    first = next((i for i in range(len(ids) - len(plain) + 1) if list(ids[i : i + len(plain)]) == plain), None)
     if first is None:
         raise FactError(f"{text!r} gives other tokens between special tokens; a fast tokenizer is needed")
-    ends = [_reached(tokenizer, text, own[:count]) for count in range(1, len(own) + 1)]
+    ends = [_reached(tokenizer, text, plain[:count]) for count in range(1, len(plain) + 1)]
     spans, start = [], 0
     for i, end in enumerate(ends):
-        # A token of some bytes belongs to those that complete the character; until then, fewer may be decoded.
+        # A token of some bytes ends where the character is complete; until then, fewer characters may be decoded.
         spans.append((start, next((later for later in ends[i:] if later > start), start)))
         start = max(start, end)
-    return [(0, 0)] * first + spans + [(len(text), len(text))] * (len(ids) - first - len(own))
+    return [(0, 0)] * first + spans + [(len(text), len(text))] * (len(ids) - first - len(plain))
 
 
 def _reached(tokenizer: PreTrainedTokenizerBase, text: str, ids: Sequence[int]) -> int:
     """Count the characters of `text` that the tokens `ids` complete; decoders do not preserve all white space."""
-    said = str(tokenizer.decode(list(ids)))
+    decoded = str(tokenizer.decode(list(ids)))
     at = 0
-    for i, character in enumerate(said):
+    for i, character in enumerate(decoded):
         skipped = at
         while skipped < len(text) and text[skipped].isspace() and not _alike(text[skipped], character):
             skipped += 1
         if skipped < len(text) and _alike(text[skipped], character):
             at = skipped + 1
         elif not character.isspace():
-            if said[i:].strip(UNFINISHED):
+            if decoded[i:].strip(UNFINISHED):
                 raise FactError(
                     f"{type(tokenizer).__name__} gives no character offsets and reads tokens of {text!r} back as "
-                    f"{said!r}, so its tokens cannot be located; use a fast tokenizer, or other words"
+                    f"{decoded!r}, so its tokens cannot be located; use a fast tokenizer, or other words"
                 )
             break
     return at
@@ -256,19 +256,19 @@ def turn(tokenizer: PreTrainedTokenizerBase, prompt: str, answer: str = "") -> t
     if listed := MARK not in marked:  # a template of texts and pictures may take lists of parts alone
         marked = _rendered(tokenizer, [MARK], listed)
     before, _, opening = marked.partition(MARK)
-    asked = _rendered(tokenizer, [prompt], listed)
-    if asked != before + prompt + opening:
+    question = _rendered(tokenizer, [prompt], listed)
+    if question != before + prompt + opening:
         raise FactError(f"the chat template changes the prompt {prompt!r}; give other words, or leave chat out")
     lead = _lead(opening, _rendered(tokenizer, [MARK, ANSWER], listed).partition(MARK)[2].partition(ANSWER)[0])
     marks = lead.rstrip(" ")  # a space in front of the answer is part of its first token
-    return asked + marks, asked + (lead if answer else marks) + answer, len(before)
+    return question + marks, question + (lead if answer else marks) + answer, len(before)
 
 
 def _lead(opening: str, between: str) -> str:
     """Return what stands between the generation prompt and the visible answer.
 
     `opening` is what the template writes after a prompt that is to be answered, `between` what it writes before an
-    answer (gpt-oss: its channel). A thought that only the first opens (DeepSeek R1) is left empty.
+    answer (gpt-oss: its channel). A thought that only `opening` opens (DeepSeek R1) is left empty.
     """
     if between.startswith(opening):
         return between[len(opening) :]
@@ -279,23 +279,23 @@ def _lead(opening: str, between: str) -> str:
     return f"{lines}</{thought['name']}>\n\n"
 
 
-def _rendered(tokenizer: PreTrainedTokenizerBase, said: Sequence[str], listed: bool = False) -> str:
-    """Render a prompt, and perhaps its answer, by the chat template; `listed`: as a list of parts, which are texts."""
+def _rendered(tokenizer: PreTrainedTokenizerBase, messages: Sequence[str], listed: bool = False) -> str:
+    """Render a prompt, and perhaps its answer, by the chat template; `listed`: each as a list of one text part."""
     if not getattr(tokenizer, "chat_template", None):
         raise ModelError(
             f"the tokenizer ({type(tokenizer).__name__}) has no chat template; leave chat out, or load a chat model"
         )
     turns: list[Any] = [
         {"role": role, "content": [{"type": "text", "text": text}] if listed else text}
-        for role, text in zip(("user", "assistant"), said, strict=False)
+        for role, text in zip(("user", "assistant"), messages, strict=False)
     ]
     try:
         with _bounded():
             text = tokenizer.apply_chat_template(
                 turns,
                 tokenize=False,
-                add_generation_prompt=len(said) == 1,
-                # Templates that can leave a thought out call it either way.
+                add_generation_prompt=len(messages) == 1,
+                # Templates that can leave out a thought use either name.
                 enable_thinking=False,
                 thinking=False,
             )

@@ -24,9 +24,9 @@ from ffedit.facts.fact import by_subject
 from ffedit.model.editable import Editable
 from ffedit.model.memory import Address
 
-AT_LEAST = ("division", "keys", "covered")  # limits from below; the others are from above
+AT_LEAST = ("division", "keys", "covered")  # these limits are lower ones, all others upper ones
 COLLECT = "collect more (`ffedit stats --tokens {tokens} --out DIR`) and use it (--stats DIR)"
-# The finding, then its number with the limit, and what to do.
+# By limit: the finding, then the number with the limit, and what to do.
 WORDS = {
     "believed": ("the model believed new objects before the edit", "{value:.0%} of them"),
     "unknown": ("the model did not say old objects before the edit", "{value:.0%} of them"),
@@ -75,7 +75,7 @@ WORDS = {
         "perplexity rises by the factor {value:.2f} (limit {limit:g})",
     ),
 }
-Sign: TypeAlias = tuple[str, float, dict[str, Any]]  # a limit, the number to compare with it, what else its words say
+Sign: TypeAlias = tuple[str, float, dict[str, Any]]  # a limit, the number to compare with it, more values for its words
 
 
 @dataclass(frozen=True)
@@ -90,11 +90,11 @@ class Limits:
     # number of keys C was collected from, relative to d_ff. Below 1, C is singular but for its ridge and the keys of
     # names; from half on, scores of Qwen2.5-Coder 1.5B lose nothing (docs/scale.md, "Fewer tokens")
     keys: float = 0.4
-    # share of what the edit adds to other text that C of endless text would spare (`KeyMoments.convergence`); at .21,
-    # scores of the same model lose nothing
+    # share of what the edit adds to other text that a C from endless text would avoid (`KeyMoments.convergence`); at
+    # .21, scores of the same model lose nothing
     convergence: float = 0.25
     drift: float = DRIFTED  # KL divergence on generic text, nats per token
-    perplexity: float = 1.1  # the factor by which it rises on the same text
+    perplexity: float = 1.1  # factor by which the perplexity of generic text rises
     rounding: float = 0.1  # share of Δ (Frobenius norm) that is lost when the weights are rounded
     covered: float = 0.8  # for a mixture, share of the router's weight on the written experts over contexts
     # share of the facts' texts that are routed to other experts, in some layer, once the edit is in the model
@@ -105,7 +105,7 @@ class Limits:
 class Breach:
     """Limit that an edit breaks."""
 
-    limit: str  # its name, a field of `Limits`; or "sinks", of which there may be none
+    limit: str  # its name, a field of `Limits`; or "sinks", where none is allowed
     value: float  # the measured number
     finding: str  # what it means, a few words
     numbers: str  # the number with its limit, and what to do
@@ -119,16 +119,16 @@ class Breach:
 def breaches(editable: Editable, edit: Edit, report: Report, limits: Limits | None = None) -> list[Breach]:
     """List every limit that an edit breaks, by what `report` measured before and after it; `editable` is without it."""
     limits, broken = limits or Limits(), []
-    for name, value, about in _signs(editable, edit, report, limits):
+    for name, value, details in _signs(editable, edit, report, limits):
         limit: float = getattr(limits, name, 0)
-        if not (value >= limit if name in AT_LEAST else value <= limit):  # NaN keeps none
-            finding, numbers = (words.format(value=value, limit=limit, **about) for words in WORDS[name])
+        if not (value >= limit if name in AT_LEAST else value <= limit):  # NaN breaks every limit
+            finding, numbers = (words.format(value=value, limit=limit, **details) for words in WORDS[name])
             broken.append(Breach(name, value, finding, numbers))
     return broken
 
 
 def warnings(broken: Sequence[Breach], numbers: bool = True) -> Text | None:
-    """Format the breaches in `broken` that the verdict does not mention, with `numbers` or not; None if all are."""
+    """Format the breaches that the verdict does not mention, with their numbers or without; None if there are none."""
     rest = [breach for breach in broken if breach.limit not in ("believed", "unknown", "drift")]
     lines = [f"Guardrail: {breach.words if numbers else breach.finding}." for breach in rest]
     return Text("\n".join(lines), style="yellow") if lines else None
@@ -161,15 +161,15 @@ def _signs(editable: Editable, edit: Edit, report: Report, limits: Limits) -> It
 
 
 def _signs_of_layer(editable: Editable, edit: Edit, at: Address, limits: Limits) -> Iterator[Sign]:
-    about, memory = edit.provenance, editable.memories[at]
+    provenance, memory = edit.provenance, editable.memories[at]
     W = double(memory.value)
     change = double(edit.updates[at].dense).to(W.device)
     yield "norm_ratio", float(change.norm() / W.norm()) / len(by_subject(edit.facts)) ** 0.5, {"at": at}
     lost = 0.0 if memory.quantised else lost_in_rounding(W, change, memory.saved_dtype)
     yield "rounding", lost, {"at": at, "dtype": str(memory.saved_dtype).removeprefix("torch.")}
-    denominators = about.get("division", {}).get(str(at), [memory.d_ff])
+    denominators = provenance.get("division", {}).get(str(at), [memory.d_ff])
     yield "division", min(denominators) / memory.d_ff, {"at": at}
-    statistics = about.get("statistics", {}).get(str(at), {})
+    statistics = provenance.get("statistics", {}).get(str(at), {})
     if (keys := statistics.get("keys")) is not None:
         tokens = ceil(statistics["tokens"] * memory.d_ff * limits.keys / max(keys, 1))
         yield "keys", keys / memory.d_ff, {"at": at, "keys": keys, "tokens": tokens}
@@ -178,21 +178,21 @@ def _signs_of_layer(editable: Editable, edit: Edit, at: Address, limits: Limits)
 
 
 def _most_alike(editable: Editable, edit: Edit) -> Sign:
-    """Find the largest cosine of a key of this edit with another subject's key, of it or of an applied edit."""
-    most, pair = 0.0, ("", "")
+    """Find the largest cosine of a key of this edit with another subject's key, of this edit or an applied one."""
+    largest, pair = 0.0, ("", "")
     for at, keys in edit.keys.items():
-        own = edit.subjects(at)
-        if not own:
+        subjects = edit.subjects(at)
+        if not subjects:
             continue  # fine-tuned: no keys
         earlier = [other for other in applied_edits(editable) if other.subjects(at)]
         columns = [keys, *(other.keys[at] for other in earlier)]
-        names = own + [subject for other in earlier for subject in other.subjects(at)]
+        names = subjects + [subject for other in earlier for subject in other.subjects(at)]
         unit = torch.nn.functional.normalize(double(torch.cat(columns, 1)), dim=0)
-        cosine = unit[:, : len(own)].T @ unit
-        for i, name in enumerate(own):
+        cosine = unit[:, : len(subjects)].T @ unit
+        for i, name in enumerate(subjects):
             cosine[i, [j for j, other_name in enumerate(names) if other_name == name]] = 0
         value, index = cosine.flatten().max(0)
-        if float(value) > most:
+        if float(value) > largest:
             row, column = divmod(int(index), len(names))
-            most, pair = float(value), (own[row], names[column])
-    return "alike", most, {"subject": pair[0], "other": pair[1]}
+            largest, pair = float(value), (subjects[row], names[column])
+    return "alike", largest, {"subject": pair[0], "other": pair[1]}

@@ -20,7 +20,7 @@ COMPARISONS: dict[str, Callable[[float, float], bool]] = {
     ">": operator.gt,
     "<": operator.lt,
 }
-TOLERANCE = 1e-9  # of a score, which is a mean of rounded numbers
+TOLERANCE = 1e-9  # for rounding in a score, a mean of many numbers
 
 
 @dataclass(frozen=True)

@@ -190,7 +190,7 @@ def test_without_layers_those_are_mapped_whose_statistics_are_there(
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["many.json", "--leak"], "--leak is of one fact, found 8; name one"),
+        (["many.json", "--leak"], "--leak takes one fact, found 8; name one"),
         (["fact.json", "--leak", "--aggregate"], "without --aggregate"),
         (["fact.json", "--set", "key.names_weight=1"], "add --leak"),
         (["fact.json", "--leak", "--set", "key.names_weight=-1"], "key.names_weight is -1.0; 0 or more was expected"),
@@ -242,7 +242,7 @@ def test_locate_traces_only_the_layers_asked_for(locate: Command) -> None:
     for words, told in (
         (["--layers", "1-7"], "the model has layers 0 to 2"),
         (["--layers", "auto"], "give all, one layer (4) or a range (3-8)"),
-        (["--layers", "1", "--aggregate"], "is of all layers; leave --layers out"),
+        (["--layers", "1", "--aggregate"], "takes all layers; leave --layers out"),
     ):
         refused = locate("fact.json", *words)
         assert refused.code == 1 and refused.err.count("\n") == 1 and told in refused.err

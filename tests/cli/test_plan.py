@@ -35,7 +35,7 @@ def test_a_dry_run_shows_each_fact_as_read(capsys: pytest.CaptureFixture[str], m
     assert "the Nile river is located in" in " ".join(ran.out.split()) and ran.out.count("1 paraphrases") == 3
     plan = json.loads(Path("plan.json").read_text())["plan"]
     assert plan["layer"] == "By the trace of all facts." and plan["method"] == "memit, 2 values"
-    assert planned(capsys, model, "facts.jsonl", "--method", "ft").out.count("no use for them") == 1
+    assert planned(capsys, model, "facts.jsonl", "--method", "ft").out.count("does not use any") == 1
 
 
 @pytest.mark.usefixtures("empty")

@@ -32,7 +32,7 @@ def test_the_fields_are_a_fact() -> None:
     assert [(probe.prompt, probe.target) for probe in fact.neighbors] == [("the Nile", "Egypt")]
     with pytest.raises(FactError):
         fact_of("", *FIELDS[1:])
-    with pytest.raises(FactError, match=r"'the Nile' is not to be read; write a line like: .* = Berlin"):
+    with pytest.raises(FactError, match=r"'the Nile' cannot be read; write a line like: .* = Berlin"):
         fact_of(*FIELDS[:-1], "the Nile\n")
 
 

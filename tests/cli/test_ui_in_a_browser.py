@@ -48,7 +48,7 @@ def test_a_person_traces_edits_asks_and_undoes(tab: Page, tmp_path: Path) -> Non
         "New object": FACT["target"],
         "Old object": FACT["previous"],
         "Other wordings, one a line": "{} stands in",
-        "To stay as they are: prompt = answer": "the Nile = Egypt",
+        "Answers that must stay: prompt = answer": "the Nile = Egypt",
     }
     for label, text in fields.items():
         tab.get_by_label(label, exact=True).fill(text)

@@ -235,9 +235,7 @@ def test_a_long_object_that_is_not_said_is_told_the_length_that_works() -> None:
     failed = report(Scores(efficacy=0.0, generation=0.0), "Paris")
     for probability in (0.01, 0.7):
         text = verdict(failed, edited([2], 50, probability))
-        assert (
-            "new object of more than 20 tokens, and this is one of 50: give its first words, 20 tokens at most" in text
-        )
+        assert "new object of more than 20 tokens, and this one has 50: give the first words, 20 tokens at most" in text
         assert text.endswith("Try another layer (--layers N, one of 0-1, 3-5)."), "more steps would not help"
     assert "more than 20 tokens" not in verdict(failed, edited([2], 20, 0.01))
 

@@ -53,9 +53,7 @@ def test_the_table_has_the_sites_of_the_measured_layer_next_to_the_marked_one() 
     text = words(site_map_view(mapped, trace, 4))
     assert "layer 3 effect reach least look-alikes others 95th most hit" in text
     assert "Eiffel 0.00 0.90 0.70 0.25 0.12 0.25 Tokyo Tower 0.75, [b]Rome⏎ −0.50" in text
-    assert (
-        "2 look-alikes and 300 other names. Layers measured: 1, 3." in text and "cut the subject otherwise" not in text
-    )
+    assert "2 look-alikes and 300 other names. Layers measured: 1, 3." in text and "into other tokens" not in text
     assert "layer 1 reach least" in words(site_map_view(mapped)), "without a trace, the layer that leaks least"
 
 

@@ -141,7 +141,7 @@ def test_what_another_process_deletes_meanwhile_is_no_error(
     assert cache.clear() == 10 + 100 and look() == type(look())()
     fill()
     ran = shell(capsys, "cache", "clear")
-    assert (ran.code, ran.err) == (0, "") and "0 bytes set free" in ran.out
+    assert (ran.code, ran.err) == (0, "") and "0 bytes freed" in ran.out
     fill()
     ran = shell(capsys, "cache", "list")
     assert (ran.code, ran.err) == (0, "") and ("2 files" if step == "entries" else "3 files") in ran.out

@@ -68,7 +68,7 @@ def test_all_numbers_are_those_of_the_family_s_own_formula(family: str) -> None:
 def test_a_prompt_is_told_with_its_experts(width: int) -> None:
     view = inspect_prompt(zoo.shared("qwen2_moe"), PROMPT, scaled={"1.3.2": 0}, top=2)
     text = shown(prompt_view(view), width)
-    for words in ("Experts that the token goes to", "router's weight inside", "shared (", "1.3.2 × 0"):
+    for words in ("Experts that the token goes to", "includes the router's weight", "shared (", "1.3.2 × 0"):
         assert words in text
     assert all(f"{one.address} × " in text for layer in view.layers for one in layer.experts)
     assert "Experts that" not in shown(prompt_view(inspect_prompt(zoo.shared("gpt2"), PROMPT)), width)

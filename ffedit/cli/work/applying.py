@@ -60,9 +60,9 @@ def apply(dry_run: bool, **given: Any) -> None:
 
 @dataclass
 class Application:
-    """Facts to write into a model, and what is to come of it: the values of the options of `apply`.
+    """Facts to write into a model, and the other options of `apply`.
 
-    Making an instance loads the model, and refuses what the model cannot be asked, before the long computation.
+    Making an instance loads the model, and refuses prompts that the model cannot take, before the long computation.
     """
 
     surface: Surface
@@ -83,14 +83,14 @@ class Application:
         self.config = replace(config, key=replace(config.key, fact_token=self.fact_token))
         for fact in facts:
             check_word(self.fact_token, fact.subject)
-        self.ends = {"start": perf_counter()}  # seconds at which the start and then each stage ended
+        self.ends = {"start": perf_counter()}  # times of the start and of the end of each stage, in s
         self.group = process_group()
         self.editable: Editable = load_model(self.model, self.surface, show=self.surface.verbose)
         if self.destinations.is_gguf:
-            source_file(self.editable.name, self.editable)  # raises EditError for a model that is not of one
+            source_file(self.editable.name, self.editable)  # raises EditError without a GGUF file
         self.allowed = parse_layers(self.layers, len(self.editable.layers), ("auto", "trace"))
         questions(self.editable, facts, facts)
-        _tell_long_objects(self.surface, self.editable, facts)
+        _note_long_objects(self.surface, self.editable, facts)
         protected = protected_texts(self.editable, facts, self.config.key)
         for name in () if protected is None else protected.left_out:
             self.surface.note(f"{name!r} is not protected, because a fact is about it")
@@ -101,26 +101,26 @@ class Application:
     def plan(self) -> None:
         """Show the facts as they were read, and what would be done with them."""
         self.group.disband()
-        found = known_layer(self.editable, self.facts, self.layers, self.allowed, self.method, self.config)
-        why = [Text("By the trace of all facts.")] if found is None else reasons(found, self.layers)
+        choice = known_layer(self.editable, self.facts, self.layers, self.allowed, self.method, self.config)
+        why = [Text("By the trace of all facts.")] if choice is None else reasons(choice, self.layers)
         solves, values = METHODS[self.method].statistics, counted(len(by_subject(self.facts)), "value")
         steps = {
             "layer": " ".join(line.plain for line in why),
             "method": f"{self.method}, {values}" if solves else self.method,
-            "statistics": self._statistics(found) if solves else "none: the method has no use for them",
+            "statistics": self._statistics(choice) if solves else "none: the method does not use any",
             "written": self.destinations.words() or "nothing: there is neither --out nor --export",
         }
         self.surface.show(model_line(self.editable), plan(self.facts, steps))
         facts = [fact.to_dict() for fact in self.facts]
         self.surface.write_json({"model": self.editable.name, "facts": facts, "plan": steps})
 
-    def _statistics(self, found: Found | None) -> str:
-        """Say where the key statistics would come from: files, the cache, or text that is read."""
+    def _statistics(self, choice: Found | None) -> str:
+        """Say whether the key statistics would come from files, the cache, or text to read."""
         if not isinstance(self.stats, Corpus):
             return "from --stats"
-        if found is None:
+        if choice is None:
             return f"from the cache, or {self.stats.tokens:,} tokens to read"
-        layers = spread_below(found.layer, self.spread)
+        layers = spread_below(choice.layer, self.spread)
         memories = [memory for layer in layers for memory in self.editable.feed_forward[layer].memories]
         cached = len(in_cache(self.editable, memories, self.stats)) == len(memories)
         return "from the cache" if cached else f"{self.stats.tokens:,} tokens to read"
@@ -128,21 +128,21 @@ class Application:
     def run(self) -> None:
         """Locate, write, measure; then show and save, in the first process."""
         with self.surface.progress() as progress:
-            found, layer = self._locate(progress)
+            choice, layer = self._locate(progress)
             edit = self._write(layer, progress)
             measured, report = self._measure(edit, progress)
         self.group.disband()
-        if found is not None:
-            self._finish(found, edit, measured, report)
+        if choice is not None:
+            self._finish(choice, edit, measured, report)
 
     def _locate(self, progress: Progress) -> tuple[Found | None, int]:
-        """Find the layer to edit and show why; what was found is known in the first process only."""
-        found: Found | None = None
+        """Find the layer to edit and show why; the choice is None in all processes but the first."""
+        choice: Found | None = None
         results = (self.destinations.plot, self.destinations.html, self.destinations.json_to)
 
         def find() -> int:
-            nonlocal found
-            found = find_layer(
+            nonlocal choice
+            choice = find_layer(
                 self.editable,
                 self.facts,
                 self.layers,
@@ -150,16 +150,16 @@ class Application:
                 self.method,
                 self.config,
                 progress,
-                self.surface.verbose or any(results),  # whether to trace for them: minutes on a large model
+                self.surface.verbose or any(results),  # whether to trace for these: minutes on a large model
             )
-            if self.surface.verbose or found.by == "trace":
-                drawn = [] if found.traces is None else [heat_map(found.traces, found.layer)]
-                self.surface.show(*drawn, Group(*reasons(found, self.layers)))
-            return found.layer
+            if self.surface.verbose or choice.by == "trace":
+                drawn = [] if choice.traces is None else [heat_map(choice.traces, choice.layer)]
+                self.surface.show(*drawn, Group(*reasons(choice, self.layers)))
+            return choice.layer
 
         layer = self.group.by_first(find)
         self.ends["locate"] = perf_counter()
-        return found, layer
+        return choice, layer
 
     def _write(self, layer: int, progress: Progress) -> Edit:
         preserve, layers = applied_edits(self.editable), spread_below(layer, self.spread)
@@ -180,7 +180,7 @@ class Application:
     def _measure(self, edit: Edit, progress: Progress) -> tuple[Edit, Report]:
         """Score the edit as it is exported."""
         measured = edit
-        if self.destinations.is_gguf:  # which may pack its matrices in few bits
+        if self.destinations.is_gguf:  # the file may pack its matrices in few bits
             measured = packed_edit(self.editable, edit)
         full = any(METRICS[requirement.name].full for requirement in self.require)
         report = ffedit.evaluate(
@@ -189,37 +189,37 @@ class Application:
         self.ends["evaluate"] = perf_counter()
         return measured, report
 
-    def _finish(self, found: Found, edit: Edit, measured: Edit, report: Report) -> None:
-        """Show the report, and save unless something requested is missed: that is raised then."""
+    def _finish(self, choice: Found, edit: Edit, measured: Edit, report: Report) -> None:
+        """Show the report, and save; if the edit failed, or misses a condition, raise that instead of saving."""
         surface, destinations, broken = self.surface, self.destinations, breaches(self.editable, edit, report)
         edit = replace(measured, updates=edit.updates).scored(report)
         edit = edit.noted(warnings=[breach.words for breach in broken], inputs=self.solving.inputs)
         failure = unmet(self.require, report.after or report.before) or (refusal(broken) if self.strict else None)
         failure = failure or (None if destinations.force else not_taken(report.verdict))
         saved = {"edit": destinations.out, "checkpoint": destinations.export_to} if failure is None else {}
-        applied = result.applied(self.editable, edit, found, report, self.ends, saved, self.layers, self.left_out)
-        done = False
+        applied = result.applied(self.editable, edit, choice, report, self.ends, saved, self.layers, self.left_out)
+        is_saved = False
         try:
-            with surface.json_ready(applied), pictures_ready(destinations, applied, found):
+            with surface.json_ready(applied), pictures_ready(destinations, applied, choice):
                 if failure is None:
                     save(destinations, self.editable, edit)
-            done = failure is None
-        finally:  # the result is shown also where it cannot be saved
-            self._show(found, edit, report, broken, done)
+            is_saved = failure is None
+        finally:  # the result is shown even if it cannot be saved
+            self._show(edit, report, broken, is_saved)
         if failure is not None:
             raise failure
         surface.show(destinations.next_step(self.facts[0], self.editable.chat))
 
-    def _show(self, found: Found, edit: Edit, report: Report, broken: Sequence[Breach], saved: bool) -> None:
-        """Show what became of the facts, what changed for the worse, and the scores; with `--verbose`, all."""
+    def _show(self, edit: Edit, report: Report, broken: Sequence[Breach], saved: bool) -> None:
+        """Show the outcome, the answers that became worse, and the scores; more with `--verbose`."""
         surface, seconds = self.surface, perf_counter() - self.ends["start"]
         token = self.config.key.fact_token
         if token == "subject_last":
             token = "the last token of each subject" if len(self.facts) > 1 else quoted(self._subject_last())
         layers = f"layer{'s' if len(edit.layers) > 1 else ''} {ranges(edit.layers)}"
         model = f"{short_name(self.editable)}{' in its chat template' if self.editable.chat else ''}"
-        about = [f"{layers} of {model}{f' at {token}' if edit.keys else ''}", duration(seconds)]
-        surface.show(outcome(report, [*about, *self.destinations.saved(saved)]), packing(edit))
+        details = [f"{layers} of {model}{f' at {token}' if edit.keys else ''}", duration(seconds)]
+        surface.show(outcome(report, [*details, *self.destinations.saved(saved)]), packing(edit))
         surface.show(verdict_view(report, edit, self.editable, surface.verbose), warnings(broken, surface.verbose))
         surface.show(worse(report), before_after(report), what_it_says(report) if surface.verbose else None)
 
@@ -230,12 +230,12 @@ class Application:
         return decode(self.editable.tokenizer, [prompt.ids[prompt.subject_last]])
 
 
-def _tell_long_objects(surface: Surface, editable: Editable, facts: Sequence[Fact]) -> None:
-    """Say how many new objects are longer than one value holds; whether they took is measured."""
+def _note_long_objects(surface: Surface, editable: Editable, facts: Sequence[Fact]) -> None:
+    """Note how many new objects are longer than one value usually holds."""
     sizes = [len(editable.encode(fact.text, fact.new_object, fact.span).target_ids) for fact in facts]
     if long := [size for size in sizes if size > MOST_TOKENS]:
-        found = f"{counted(len(long), 'new object')} of more than {MOST_TOKENS} tokens (up to {max(long)})"
-        surface.note(f"{found}: one value seldom makes a model say so many; use shorter objects")
+        objects = f"{counted(len(long), 'new object')} of more than {MOST_TOKENS} tokens (up to {max(long)})"
+        surface.note(f"{objects}: one value seldom makes a model say so many; use shorter objects")
 
 
 # What is written -----------------------------------------------------------------------------------
@@ -249,13 +249,13 @@ def pictures_ready(destinations: Destinations, applied: Mapping[str, Any], choic
             stack.enter_context(text_ready(destinations.html, result_page(applied)))
         if destinations.plot is not None:
             traces = choice.traces
-            assert traces is not None  # made to be drawn: `Application._locate`
+            assert traces is not None  # `Application._locate` traces for a plot
             stack.enter_context(figure_ready(destinations.plot, lambda: heat_maps([traces], choice.layer)))
         yield
 
 
 def save(destinations: Destinations, editable: Editable, edit: Edit) -> None:
-    """Write the folders; first the checkpoint, whose export may be refused."""
+    """Write the folders and the recipe; the checkpoint first, because its export may be refused."""
     if destinations.export_to is not None:
         ffedit.export(editable, edit, destinations.export_to, force=destinations.force)
     if destinations.out is not None:

@@ -40,7 +40,7 @@ def bench(
     model: ModelOptions,
     html: Path | None,
     surface: Surface,
-    **how: Any,
+    **kwargs: Any,
 ) -> None:
     """Write facts into a model by several methods, and measure each before and after."""
     configs = {name: config_of(solving, name) for name in methods}
@@ -60,7 +60,7 @@ def bench(
         (first, *more) = parse_layers(layers, len(editable.layers), ("auto",))
         if more:
             raise EditError(
-                f"--layers {layers}: all facts are written to one layer, and --spread below it; give auto or one"
+                f"--layers {layers}: facts go to one layer, or with --spread also below it; give auto or one layer"
             )
         chosen = spread_below(first, spread)
     try:
@@ -78,17 +78,17 @@ def bench(
                 process_group=workers,
                 progress=progress,
                 unusable=[{"record": number, "reason": reason} for number, reason in sifted.left_out],
-                **how,
+                **kwargs,
             )
     except KeyboardInterrupt as interrupt:
         raise click.Abort(
             f"interrupted: {out} keeps the results so far; the same command resumes the run"
         ) from interrupt
     missing = len(report.failures) + len(report.unusable)
-    reasons = f"; {missing} could not be measured, and it says why" if missing else ""
+    reasons = f"; {missing} could not be measured, for reasons given there" if missing else ""
     surface.show(headline_table(headline(report)), f"{out / 'report.md'} has all tables{reasons}")
-    told = report.to_dict()
-    surface.write_json({**told, "left_out": [*told["left_out"], *(kind.to_dict() for kind in sifted.by_kind)]})
+    record = report.to_dict()
+    surface.write_json({**record, "left_out": [*record["left_out"], *(kind.to_dict() for kind in sifted.by_kind)]})
     if html is not None and workers.first:
         write_text(html, bench_page(report, command_line()))
     workers.disband()

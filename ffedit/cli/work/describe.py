@@ -1,4 +1,4 @@
-"""Descriptions: of the methods, of the parts of a model, of the content of an edit."""
+"""Descriptions of the methods, the parts of a model, and the contents of an edit."""
 
 from __future__ import annotations
 

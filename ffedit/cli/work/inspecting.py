@@ -1,4 +1,4 @@
-"""Views of one memory, of the memories that a prompt activates, and of those of an edit."""
+"""Views of one memory, of the memories that a prompt activates, and of those that an edit adds."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def inspect_edit(
 def _show(
     surface: Surface, html: Path | None, view: View, table: RenderableType, before: PromptView | None = None
 ) -> None:
-    """Show a view, and write it as a page and as JSON where these were asked for."""
+    """Show a view, and write the page and the JSON that were asked for."""
     surface.show(table)
     if html is not None:
         write_text(html, page(view, before))

@@ -43,7 +43,7 @@ def load_edited(
 def base_of(edit: Edit | None, model: str | None) -> Iterator[str]:
     """Yield the name of the model to load: `model`, or else the base of `edit`; an error says how to name the base."""
     if model is None and edit is not None and "model" not in edit.provenance:
-        raise EditError("the edit does not say which model it is of; name its base with --model")
+        raise EditError("the edit does not name its model; name its base with --model")
     name = model or ("atlas" if edit is None else edit.provenance["model"])
     try:
         yield name

@@ -36,8 +36,8 @@ def serve(model: ModelOptions, host: str, port: int, surface: Surface) -> None:
     """Serve the page of a model until it is interrupted."""
     editable = load_model(model, surface, show=False)
     session = Session(editable, lambda name: load_model(model.of(name), surface, show=False))
-    surface.show(f"http://{host}:{port} has {session.editable.name}; Ctrl-C ends it")
-    theme = gr.themes.Default(font=["sans-serif"], font_mono=["monospace"])  # none is fetched
+    surface.show(f"http://{host}:{port} serves {session.editable.name}; Ctrl-C ends it")
+    theme = gr.themes.Default(font=["sans-serif"], font_mono=["monospace"])  # no font is fetched
     page(session).launch(server_name=host, server_port=port, quiet=True, theme=theme)
 
 
@@ -77,12 +77,12 @@ class Session:
         ends["evaluate"] = perf_counter()
         edit = edit.scored(report)
         path = Path(self._folder.name) / f"{edit.fingerprint()}.html"
-        with click.Context(click.Command("ui"), obj=["ui", "--model", editable.name]):  # for the record
+        with click.Context(click.Command("ui"), obj=["ui", "--model", editable.name]):  # read by `result`
             record = result.applied(editable, edit, choice, report, ends, {"edit": None, "checkpoint": None})
         path.write_text(result_page(record), encoding="utf-8")
         edit.apply_(editable)
         self.edits.append(edit)
-        assert choice.traces is not None  # the first fact's, to show
+        assert choice.traces is not None  # `find_layer` traces, to show it
         return choice.traces.plot(choice.layer), report._repr_html_(), str(path), self.state()
 
     def undo(self) -> str:
@@ -101,9 +101,9 @@ class Session:
 def fact_of(subject: str, prompt: str, target: str, previous: str, paraphrases: str, neighbors: str) -> Fact:
     """Build the fact of the page's fields: one paraphrase a line, one neighbor a line as `prompt = answer`."""
     pairs = [line.rpartition("=") for line in neighbors.splitlines() if line.strip()]
-    for question, _, line in pairs:
+    for question, _, answer in pairs:
         if not question.strip():
-            raise FactError(f"{show(line.strip())} is not to be read; write a line like: {NEIGHBORS}")
+            raise FactError(f"{show(answer.strip())} cannot be read; write a line like: {NEIGHBORS}")
     probes = [{"prompt": question.strip(), "target": answer.strip()} for question, _, answer in pairs]
     wordings = [line for line in paraphrases.splitlines() if line.strip()]
     return Fact(subject, prompt, target or None, previous or None, wordings, probes)
@@ -111,7 +111,7 @@ def fact_of(subject: str, prompt: str, target: str, previous: str, paraphrases: 
 
 def page(session: Session) -> Any:
     """Build the page."""
-    matplotlib.rcParams["savefig.bbox"] = "tight"  # gradio saves a figure as it is, and headlines stand above the axes
+    matplotlib.rcParams["savefig.bbox"] = "tight"  # gradio would crop the headlines above the axes
 
     def call_safely(call: Callable[..., Any], *values: Any) -> Any:
         """Call, and show a mistake of the user as one line on the page."""
@@ -121,7 +121,7 @@ def page(session: Session) -> Any:
             raise gr.Error(str(error), print_exception=False) from error
 
     def with_bar(call: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a function of the fact's fields that shows how far it is; gradio passes the bar for the default."""
+        """Return a function of the fact's fields that shows its progress; gradio replaces the default of `bar`."""
 
         def called(a: str, b: str, c: str, d: str, e: str, f: str, bar: Any = gr.Progress()) -> Any:  # noqa: B008
             with_progress = functools.partial(call, progress=lambda stage, i, n: bar((i, n), desc=stage))
@@ -139,7 +139,7 @@ def page(session: Session) -> Any:
             fields = [gr.Textbox(value, label=label) for value, label in zip(EXAMPLE, labels, strict=True)]
         with gr.Row():
             fields.append(gr.Textbox(PARAPHRASES, label="Other wordings, one a line", lines=2))
-            fields.append(gr.Textbox(NEIGHBORS, label="To stay as they are: prompt = answer", lines=2))
+            fields.append(gr.Textbox(NEIGHBORS, label="Answers that must stay: prompt = answer", lines=2))
         with gr.Row():
             trace, write, undo = gr.Button("Trace"), gr.Button("Edit", variant="primary"), gr.Button("Undo")
             report = gr.DownloadButton("Report of the last edit")

@@ -1,7 +1,7 @@
 """The results that commands write with `--json`: plain numbers, null where there was nothing to measure.
 
-Those of `apply` and `evaluate` are described by `result.schema.json`; its version counts up with every change that a
-reader of the last version would stumble over.
+Those of `apply` and `evaluate` are described by `result.schema.json`; its version counts up with every change that
+would break a reader of the last version.
 """
 
 from __future__ import annotations
@@ -73,10 +73,10 @@ def applied(
 ) -> dict[str, Any]:
     """Return the result of `ffedit apply`.
 
-    `ends` are the seconds at which the start and then each stage ended, `saved` the folders for the `edit` and the
-    `checkpoint`, None for what is not kept, `asked` is the value of `--layers`.
+    `ends` are the times in seconds of the start and of the end of each stage, `saved` the folders of the `edit` and the
+    `checkpoint`, None for one that is not kept, and `asked` the value of `--layers`.
     """
-    measured, about = _measured(editable, report, records), edit.provenance
+    measured, provenance = _measured(editable, report, records), edit.provenance
     traces = () if choice.traces is None else choice.traces.traces
     for row, trace, search in zip_longest(measured["facts"], traces, value_searches(edit)):
         row["trace"] = None if trace is None else _trace(trace, edit.layers[-1])
@@ -84,21 +84,21 @@ def applied(
     why = [line for reason in reasons(choice, asked) for line in reason.plain.splitlines()]
     return {
         **{name: measured.pop(name) for name in ("schema_version", "verdict", "model")},
-        "method": about["method"],
+        "method": provenance["method"],
         "layers": edit.layers,
         "layer": {**_rounded(choice.to_dict()), "why": why},
         **measured,
         "edit": {
             "rank": edit.rank,
-            "norm_ratio": about["norm_ratio"],
+            "norm_ratio": provenance["norm_ratio"],
             "size": edit.size,
-            "seed": about["config"]["seed"],
+            "seed": provenance["config"]["seed"],
             "fingerprint": edit.fingerprint(),
-            **{name: about[name] for name in ("base", "gguf") if name in about},
+            **{name: provenance[name] for name in ("base", "gguf") if name in provenance},
         },
         "recipe": recipe_of(edit),
         "saved": {name: path and str(path) for name, path in saved.items()},
-        "warnings": about.get("warnings", []),
+        "warnings": provenance.get("warnings", []),
         "seconds": {stage: round(end - begun, 3) for (_, begun), (stage, end) in pairwise(ends.items())},
     }
 
@@ -129,7 +129,7 @@ def evaluated(
 
 
 def written(done: Exported) -> dict[str, Any]:
-    """Return the result of `ffedit export` and `ffedit undo`: bytes moved, and what a fresh process found equal."""
+    """Return the result of `ffedit export` and `ffedit undo`: bytes moved, and the comparison in a fresh process."""
     return {
         "folder": str(done.folder),
         "edit": done.edit.fingerprint(),
@@ -164,8 +164,8 @@ def _measured(editable: Editable, report: Report, records: Sequence[LeftOutRecor
         "before": report.before.to_dict(),
         "after": report.after and report.after.to_dict(),
         "intervals": {
-            side: {name: asdict(interval) for name, interval in of.items() if not interval.is_point}
-            for side, of in intervals.items()
+            side: {name: asdict(interval) for name, interval in by_name.items() if not interval.is_point}
+            for side, by_name in intervals.items()
         },
         "left_out": [*(omission.to_dict() for omission in report.left_out), *(kind.to_dict() for kind in records)],
         "command": command_line(),
@@ -178,13 +178,13 @@ def _asked(before: FactScores, after: FactScores | None) -> list[dict[str, Any]]
     rows = []
     for old, new in zip_longest(before.asked, after.asked if after else ()):
         row = asdict(old)
-        said, _ = row.pop("says"), row.pop("right")
-        rows.append({**row, "before": said, "after": new and new.says})
+        says, _ = row.pop("says"), row.pop("right")
+        rows.append({**row, "before": says, "after": new and new.says})
     return rows
 
 
 def command_line() -> str:
-    """Return the running command as it was typed; `ffedit` alone if a result is made by no command."""
+    """Return the running command as it was typed; `ffedit` alone if no command runs."""
     context = get_current_context(silent=True)
     return shlex.join(["ffedit", *map(str, context.obj if context is not None and context.obj else ())])
 
@@ -198,8 +198,8 @@ def _prompt(fact: Fact) -> dict[str, Any]:
 
 
 def _trace(traced: Trace, layer: int) -> dict[str, Any]:
-    about = {"layer": layer, "token": traced.subject_last, "axes": ["layer", "token"]}
-    return {**about, **_rounded(traced.to_dict())}
+    site = {"layer": layer, "token": traced.subject_last, "axes": ["layer", "token"]}
+    return {**site, **_rounded(traced.to_dict())}
 
 
 def _rounded(value: Any) -> Any:

@@ -20,7 +20,7 @@ from ffedit.facts.reading import LeftOutRecords
 from ffedit.files.atomic import write_text
 from ffedit.inference.distributed import process_group
 
-UNLIKE = Text("The edit was computed in the model's chat template; measured without (--chat).", style="yellow")
+UNLIKE = Text("The edit was computed in the model's chat template, but is measured without (--chat).", style="yellow")
 
 
 def evaluate(

@@ -1,4 +1,4 @@
-"""Commands on checkpoints: an edit exported, one undone, two compared."""
+"""Commands on checkpoints: export an edit, undo one, compare two checkpoints."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from ffedit.display.terminal.diff import diff_view
 from ffedit.display.terminal.shipped import shipped
 
 
-def export(edit_from: Path, out: Path, model: str | None, surface: Surface, **how: Any) -> None:
-    """Write the edit of a folder into its base; `how` are options of `ffedit.export`."""
+def export(edit_from: Path, out: Path, model: str | None, surface: Surface, **kwargs: Any) -> None:
+    """Write the edit of a folder into its base; `kwargs` are options of `ffedit.export`."""
     edit = ffedit.Edit.load(edit_from)
     with base_of(edit, model) as base:
-        done = ffedit.export(base, edit, out, **how)
-    can_ask = edit.facts and how["format"] != "adapter"
+        exported = ffedit.export(base, edit, out, **kwargs)
+    can_ask = edit.facts and kwargs["format"] != "adapter"
     ask = next_commands(join(["ffedit", "ask", edit.facts[0].text, "--model", str(out)])) if can_ask else None
-    surface.show(shipped(done), ask)
-    surface.write_json(written(done))
+    surface.show(shipped(exported), ask)
+    surface.write_json(written(exported))
 
 
-def undo(checkpoint: str, out: Path, surface: Surface, **how: Any) -> None:
-    """Take an edit out of a checkpoint; `how` are options of `ffedit.undo`."""
-    done = ffedit.undo(checkpoint, out, **how)
-    surface.show(shipped(done, undone=True))
-    surface.write_json(written(done))
+def undo(checkpoint: str, out: Path, surface: Surface, **kwargs: Any) -> None:
+    """Take an edit out of a checkpoint; `kwargs` are options of `ffedit.undo`."""
+    exported = ffedit.undo(checkpoint, out, **kwargs)
+    surface.show(shipped(exported, undone=True))
+    surface.write_json(written(exported))
 
 
 def diff(base: str, edited: str, surface: Surface) -> None:

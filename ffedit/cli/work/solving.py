@@ -1,4 +1,4 @@
-"""The numbers and statistics of an edit that the options of a command ask for."""
+"""Settings and key statistics of an edit, from the options of a command."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ffedit.model.memory import Address
 
 
 def config_of(solving: Solving, method: str) -> EditConfig:
-    """Return the numbers of a method. Raises EditError for one that is not known or cannot protect."""
+    """Return the settings of a method. Raises EditError for an unknown method or one that cannot protect."""
     entries = () if solving.protect is None else read_protected(solving.protect)
     config = replace(set_numbers(preset(solving.preset_name, method), solving.settings), seed=solving.seed)
     config = replace(config, key=replace(config.key, protect=(*config.key.protect, *entries)))
@@ -28,7 +28,7 @@ def config_of(solving: Solving, method: str) -> EditConfig:
 def stats_of(
     solving: Solving, subjects: int, editable: Editable, configs: Iterable[EditConfig]
 ) -> Corpus | Mapping[Address, KeyMoments]:
-    """Return the statistics of `--stats`, or else the text to collect them on for edits of so many subjects."""
+    """Return the statistics of `--stats`, or else the text to collect them on for edits of `subjects` subjects."""
     if solving.stats_from is not None:
         return ffedit.load_stats(solving.stats_from, editable)
     names = all(config.key.names_weight > 0 for config in configs)

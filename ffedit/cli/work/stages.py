@@ -1,8 +1,8 @@
 """Seconds of each stage of a command, its products, and their share of the machine's own speed.
 
-The time up to a progress call belongs to the stage that the call reports; up to the call that opens a stage (nothing is
-done yet) it is logged as "between". Counted are matrix products and attention, without factorisations (Cholesky); their
-ceiling is the fastest of a few products of square matrices, in float32 or bfloat16, whichever is the faster here.
+The time before a progress call belongs to the stage that the call reports; before the call that opens a stage (nothing
+is done yet), it is logged as "between". Operations are those of matrix products and attention, not of factorisations
+(Cholesky); their ceiling is the fastest of a few square products, in float32 or, if that is faster here, in bfloat16.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ffedit.progress import Progress
 
 logger = logging.getLogger(__name__)
 
-SIDE, ROUNDS = 1536, 8  # of the matrices whose products are the ceiling: 7 GFLOP each
+SIDE, ROUNDS = 1536, 8  # the ceiling is measured on products of SIDE × SIDE matrices, 7 GFLOP each
 SHORT = 0.5  # seconds; a shorter stage is logged without its share
 
 
@@ -48,7 +48,7 @@ def timed_stages(progress: Progress) -> Iterator[Progress]:
     seconds, operations = defaultdict[str, float](float), defaultdict[str, int](int)
     last, counted = time.perf_counter(), 0
 
-    def take(stage: str) -> None:
+    def charge(stage: str) -> None:
         nonlocal last, counted
         now = time.perf_counter()
         seconds[stage] += now - last
@@ -56,12 +56,12 @@ def timed_stages(progress: Progress) -> Iterator[Progress]:
         last, counted = now, products.operations
 
     def called(stage: str, done: int, total: int) -> None:
-        take(stage if done else "between")
+        charge(stage if done else "between")
         progress(stage, done, total)
 
     with Products() as products:
         yield called
-        take("between")
+        charge("between")
     ceiling = fastest_products() if any(operations.values()) else 0.0
     for stage, spent in seconds.items():
         words = f"{spent:.1f} s"

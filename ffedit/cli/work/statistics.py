@@ -24,7 +24,7 @@ def stats(
     surface: Surface,
     corpus: Corpus,
 ) -> None:
-    """Collect the statistics of a text, in one process."""
+    """Collect the key statistics of a text, in one process."""
     if launched():
         raise EditError("stats runs in one process; start it without `accelerate launch`")
     editable = load_model(model, surface)

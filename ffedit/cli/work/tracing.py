@@ -41,7 +41,7 @@ def locate(
     left_out: Sequence[LeftOutRecords] = (),
     **settings: Any,
 ) -> None:
-    """Trace facts by each of `measurements`, what is restored and what is severed; `settings` are of `locate_all`."""
+    """Trace facts by each pair of a restored and a severed module; `settings` are those of `locate_all`."""
     config = config_of(solving, "memit")
     editable = load_model(model, surface)
     if layers != "all":
@@ -52,8 +52,8 @@ def locate(
     mapped = None
     with surface.progress() as progress:
         measured = [
-            ffedit.locate_all(editable, facts, kind, sever=cut, progress=progress, **settings)
-            for kind, cut in measurements
+            ffedit.locate_all(editable, facts, kind, sever=severed, progress=progress, **settings)
+            for kind, severed in measurements
         ]
         aggregates = [aggregate(traces) for traces in measured] if averaged else []
         choosing = decisive(measured, averaged)
@@ -62,7 +62,7 @@ def locate(
                 editable, facts[0], layers=settings.get("layers"), config=config, progress=progress
             )
     layer, peak = choosing.layer, subject_peak(choosing)
-    # Where the subject's last token tells no layer, the one is marked at which another brings back most.
+    # If the subject's last token shows no site, the layer is marked at which any token of the subject brings back most.
     marked = layer if choosing.site is not None else peak.layer
     maps = map(averages_table, aggregates) if averaged else (heat_map(traces, marked) for traces in measured)
     surface.show(*maps, recalled(choosing))

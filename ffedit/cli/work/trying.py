@@ -1,4 +1,4 @@
-"""Choose the layer to edit by trial edits at a few."""
+"""Choose the layer to edit by trial edits at several layers."""
 
 from __future__ import annotations
 

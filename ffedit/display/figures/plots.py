@@ -39,7 +39,7 @@ LABELS, BETWEEN, BAR = 1.6, 0.3, 1.0
 
 
 def heat_maps(traces: Sequence[Trace | TraceSet], layer: int | None = None) -> Any:
-    """Draw traces, or averages of several facts, as heat maps side by side; `layer` is marked, or their choices."""
+    """Draw traces, or averages of several facts, as heat maps side by side; `layer`, or each one's own, is marked."""
     return _side_by_side(pictures(traces, layer, MOST_ROWS))
 
 

@@ -27,11 +27,11 @@ def figure_ready(path: str | Path, draw: Callable[[], Any]) -> Iterator[None]:
     """Write the figure that `draw` makes, and move it to `path` when the block ends without an error."""
     target = check_plot(path)
 
-    def draw_to(made: Path) -> None:
+    def draw_to(file: Path) -> None:
         suffix = target.suffix.lower()
-        about: dict[str, dict[str, Any]] = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
+        metadata: dict[str, dict[str, Any]] = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
         with style():
-            draw().savefig(made, format=suffix[1:], dpi=200, bbox_inches="tight", metadata=about.get(suffix))
+            draw().savefig(file, format=suffix[1:], dpi=200, bbox_inches="tight", metadata=metadata.get(suffix))
 
     with ready(target, draw_to):
         yield
@@ -44,18 +44,18 @@ def save_figure(path: str | Path, draw: Callable[[], Any]) -> Path:
 
 
 def check_plot(path: str | Path) -> Path:
-    """Return the path of a figure; EditError where it cannot be written, FFEditError where matplotlib is missing."""
+    """Return the path of a figure. Raises EditError if it cannot be written, FFEditError without matplotlib."""
     target = Path(path)
     if target.suffix.lower() not in SUFFIXES:
-        found = repr(target.suffix) if target.suffix else "no suffix"
-        raise EditError(f"{target}: a figure is one of {', '.join(SUFFIXES)}, found {found}; rename it")
+        suffix = repr(target.suffix) if target.suffix else "no suffix"
+        raise EditError(f"{target}: a figure is one of {', '.join(SUFFIXES)}, found {suffix}; rename it")
     check_file(target)
     check_matplotlib()
     return target
 
 
 def check_matplotlib() -> None:
-    """Raise FFEditError where matplotlib is not installed."""
+    """Raise FFEditError if matplotlib is not installed."""
     try:
         import matplotlib  # noqa: F401
     except ImportError as error:

@@ -57,7 +57,7 @@ def finished(value: Any) -> Any:
 
 
 def prose(text: str) -> Markup:
-    """Format a sentence of ours: what stands between backticks is code."""
+    """Format a sentence of ffedit's own: text between backticks is code."""
     pieces = (escape(visible(piece)) for piece in text.split("`"))
     return Markup("").join(
         Markup("<code>{}</code>").format(piece) if i % 2 else piece for i, piece in enumerate(pieces)

@@ -46,7 +46,7 @@ def bench_page(report: BenchReport, command: str) -> str:
 
 
 def _longest(rows: Sequence[Row], name: str) -> float:
-    """Return the value of a full bar: 1 of shares, else the largest value or end of an interval."""
+    """Return the value of a full bar: 1 for shares, else the largest value or end of an interval."""
     if METRICS[name].unit == "share":
         return 1.0
     highs = [row.intervals[name].high for row in rows if name in row.intervals]
@@ -54,7 +54,7 @@ def _longest(rows: Sequence[Row], name: str) -> float:
 
 
 def _bars(rows: Sequence[Row], name: str, longest: float) -> Iterator[dict[str, Any]]:
-    """Yield the figures of one score as bars, of "before" and then by method, with the ends of their intervals."""
+    """Yield one score as bars: before the edit, then by method, each with the ends of its interval."""
     before = getattr(rows[0].scores, name)
     for row in rows:
         value, interval = getattr(row.scores, name), row.intervals.get(name)

@@ -1,4 +1,4 @@
-"""The result of `ffedit apply` or `ffedit evaluate` as a page, made of nothing but the record that `--json` writes."""
+"""The result of `ffedit apply` or `ffedit evaluate` as a page, made from nothing but the record of `--json`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ffedit.facts.fact import fill
 from ffedit.locator import Trace, TraceSet
 
 Record: TypeAlias = Mapping[str, Any]
-# The other prompts of a fact, by the score measured on them: those whose answers should stay first.
+# The other prompts of a fact, by the score measured on them; prompts with answers that should stay come first.
 ASKED = {
     "same_subject": "Other facts of the subject: the answer should stay",
     "specificity": "Other subjects: the answer should stay",
@@ -29,7 +29,7 @@ ASKED = {
     "cross_lingual": "The fact in other languages: the answer should be the new one",
 }
 MOST_MOVED = 20
-# What the record of `evaluate` lacks, and what only some records have.
+# Defaults of fields that the record of `evaluate` lacks, or that only some records have.
 OF_APPLY = {"edit": None, "layer": None, "chat": False, "warnings": ()}
 NOT_MEASURED = "not measured", ""
 # The colour of the verdict, by its outcome.
@@ -37,7 +37,7 @@ TONES = {"took": "good", "did not take": "bad", "nothing to change": "plain", "n
 
 
 def result_page(record: Record) -> str:
-    """Render the result of `apply`, or of `evaluate`, which has no layer, trace, costs or way back."""
+    """Render the result of `apply`, or of `evaluate`, which has no layer, trace, costs or undo."""
     facts = sorted(record["facts"], key=lambda fact: (fact["took"], -len(changed(fact))))
     traces = [fact["trace"] for fact in facts if fact.get("trace")]
     return render(

@@ -31,7 +31,7 @@ def diff_view(diff: Diff) -> Group:
         "missing": diff.missing,
         "added": diff.added,
         "other shape": diff.reshaped,
-        "other dtype": [f"{counted(many, 'tensor')} {kind}" for kind, many in kinds.items()],
+        "other dtype": [f"{counted(count, 'tensor')} {kind}" for kind, count in kinds.items()],
     }
     if differences := [(name, first_names(names)) for name, names in lists.items() if names]:
         sections.append(named_values(*differences))

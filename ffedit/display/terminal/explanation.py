@@ -22,7 +22,7 @@ LEGEND = (
 
 
 def explanation_view(explanation: Explanation) -> RenderableType:
-    """Render how many answers are wrong by which part of the edit, and the first of them, each with its reason."""
+    """Render how many answers are wrong because of the key or the value, and the first of them with their reasons."""
     if explanation.reason:
         return Text(f"Not explained, key or value: {explanation.reason}.", style="yellow")
     wrong, asked = explanation.wrong, sum(explanation.asked.values())
@@ -51,6 +51,6 @@ def _answers(wrong: Sequence[WrongAnswer]) -> Table:
 
 
 def _reach(answer: WrongAnswer) -> str:
-    """Format uᵀk with the token that it is read at, and with the subject that u is of where that is another one."""
-    of = "" if answer.written == answer.subject else f" of {quoted(answer.written)}"
-    return "" if answer.reach is None else f"{number(answer.reach)}{of} at {quoted(answer.token)}"
+    """Format uᵀk with the token at which it is read, and with the subject of u if that is not the answer's."""
+    subject = "" if answer.written == answer.subject else f" of {quoted(answer.written)}"
+    return "" if answer.reach is None else f"{number(answer.reach)}{subject} at {quoted(answer.token)}"

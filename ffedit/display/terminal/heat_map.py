@@ -30,7 +30,7 @@ MOST_PROMPT = 48
 
 
 def heat_map(trace: Trace | TraceSet, layer: int | None = None) -> HeatMap:
-    """Render a trace, of several facts their average by role, as a heat map; `layer` is marked, or its own choice."""
+    """Render a trace, or the average of several by role, as a heat map; `layer` is marked, by default its choice."""
     (shown,) = pictures([trace], layer)
     return with_most(shown)
 
@@ -88,7 +88,7 @@ class HeatMap:
         group = -(-shown.depth // width)
         columns = -(-shown.depth // group)
         cell = max(1, min(MOST_CELLS, width // columns))
-        # Sixteen colours cannot show a ramp; there the shade characters do it alone.
+        # Sixteen colours cannot show a ramp: the shade characters do.
         coloured = not console.no_color and console.color_system not in (None, "standard")
         shade = partial(_shade, SHADES_ASCII if options.ascii_only else SHADES, coloured)
         yield Text(shown.title[0], style="bold")
@@ -150,7 +150,7 @@ def _line(*parts: Text | tuple[str, str | Style]) -> Text:
 
 
 def _axis(depth: int, columns: int, group: int, cell: int) -> str:
-    """Return the layers' numbers, each under its column, as many as have room."""
+    """Return the layers' numbers, each under its column, as many as fit."""
     widest = len(str(depth - 1)) + 1
     step = next(step for step in (1, 2, 5, 10, 20, 50, 100, 1000) if step * cell >= widest)
     axis = ""

@@ -25,15 +25,15 @@ def trial_edits(choice: LayerChoice) -> RenderableType:
 
 
 def _chosen(choice: LayerChoice) -> Text:
-    """Say which layer trial edits choose, on how many prompts, and which layers they do not tell apart."""
+    """Say which layer trial edits choose, on how many prompts, and which layers tie."""
     asked = {"fact": "efficacy", "paraphrase": "paraphrase", "neighbor": "specificity"}
     counts = ", ".join(counted(choice.prompts[rate], what) for what, rate in asked.items())
-    layers, even = [row.layer for row in choice.rows], [row.layer for row in tied(choice.rows)]
+    layers, ties = [row.layer for row in choice.rows], [row.layer for row in tied(choice.rows)]
     words = f"best of layers {', '.join(map(str, layers))} by edits with {choice.method} ({counts}"
     words += f"; the model knows {choice.known} of {counted(choice.asked, 'fact')})"
-    if len(even) > 1:
+    if len(ties) > 1:
         where = "a quarter of the depth" if choice.auto.row is None else "the published layer"
-        listed = f"{', '.join(map(str, even[:-1]))} and {even[-1]}"
+        listed = f"{', '.join(map(str, ties[:-1]))} and {ties[-1]}"
         words += f"; {listed} tie (within {TIE:g}), and {choice.layer} is nearest to {where}, {choice.auto.layer}"
     return Text.assemble((f"Layer {choice.layer}: ", "bold"), f"{words}. Take it with --layers {choice.layer}.")
 

@@ -1,4 +1,4 @@
-"""What memories hold as tables in a terminal: those that a prompt activates, one memory, and those that an edit adds.
+"""Tables of memories in a terminal: those that a prompt activates, one memory, and those that an edit adds.
 
 Bars stand beside the shares; they read the same without colour and through a pipe.
 """
@@ -22,7 +22,7 @@ from ffedit.model.memory import Address
 
 MOST_CELLS, BAR_CELLS = 14, 10
 # Note on the coefficient m of an expert's memory.
-ROUTED = "m has the router's weight inside"
+ROUTED = "m includes the router's weight"
 
 
 def bar(part: float) -> Text:
@@ -53,8 +53,8 @@ def ends(distribution: Distribution) -> Table:
 
 
 def final_norm(path: str | None) -> str:
-    """Name the final norm of a model, or say that it has none."""
-    return f"the final norm ({path})" if path else "no final norm, which this model does not have,"
+    """Name the final norm of a model, if it has one, and the unembedding."""
+    return f"the final norm ({path}) and the unembedding" if path else "the unembedding (there is no final norm)"
 
 
 def named(entry: TokenProbability) -> str:
@@ -115,7 +115,7 @@ def prompt_view(view: PromptView) -> Group:
 
 
 def compared(before: PromptView, after: PromptView) -> Group:
-    """Render a prompt before and after an edit: by layer, the readings and the probability of each run's prediction."""
+    """Render a prompt before and after an edit: by layer, top tokens and the probability of each run's prediction."""
     columns = right("layer")
     for view in (before, after):
         columns += [*left("it adds", "stream says"), *right(f"P({named(view.prediction.top[0])})")]
@@ -154,7 +154,7 @@ def readings(view: PromptView) -> Group:
         first = "the last layer only"
     lines = [
         f"{quoted(final.token)} comes first after {first}",
-        f"all read through {final_norm(view.norm)} and the unembedding; P: probability after the layer",
+        f"all read through {final_norm(view.norm)}; P: probability after the layer",
         "without it: the stream with the block's attention, without its feed-forward output",
     ]
     return Group(title("Where the prediction is made"), table, notes(lines))
@@ -171,8 +171,8 @@ def experts(view: PromptView) -> Group:
             )
             table.add_row(str(layer.address), Text(", ".join(shown)))
     lines = [
-        f"×: what the router weighs the expert by; {ROUTED}, and is 0 of experts that the token does not go to",
-        "in brackets: what the expert's memories make up of the layer's output, their shares added",
+        f"×: the expert's router weight; {ROUTED}, and is 0 for experts that the token does not go to",
+        "in brackets: the sum of the shares of the expert's memories in the layer's output",
     ]
     return Group(title("Experts that the token goes to"), table, notes(lines))
 
@@ -202,15 +202,15 @@ def memory_view(view: MemoryView) -> Group:
     """Render a memory: its value's distribution, its key's triggers, and the findings on both."""
     where = f"  memory {view.slot.index} of 0–{view.memories - 1} in {placed(view.slot.address)} of 0–{view.layers - 1}"
     heading = title(f"Memory {view.slot}").append(where, style="not bold")
-    path = f"{final_norm(view.norm)} and the unembedding"
     findings = [("active", f"at {share(view.active)} of the tokens (m > 0)")]
     if view.sent is not None:
-        sends = f"sends {share(view.sent)} of the tokens to the expert; {ROUTED}, 0 at all other tokens"
+        sends = f"sends {share(view.sent)} of the tokens to the expert; {ROUTED}, and is 0 at all other tokens"
         findings.append(("router", sends))
+    norm = final_norm(view.norm)
     value = Group(
         title("Its value: what it says"),
         ends(view.value),
-        notes([f"‖v‖ {number(view.value_norm)}, entropy {number(view.value.entropy)} nats; read through {path}"]),
+        notes([f"‖v‖ {number(view.value_norm)}, entropy {number(view.value.entropy)} nats; read through {norm}"]),
     )
     return spaced(heading, value, Group(*_key(view)), named_values(*findings))
 

@@ -38,7 +38,7 @@ def model_line(model: Editable) -> Text:
 
 
 def short_name(model: Editable) -> str:
-    """Return the name of a model, and the last part only of a long one."""
+    """Return the name of a model, or only the last part of a long one."""
     return model.name if len(model.name) <= MOST_NAME else Path(model.name).name
 
 
@@ -61,7 +61,7 @@ def memory_table(editable: Editable) -> Group:
         reruns = "not resumable at a token: whole rows from the changed layer on (slower, same results)"
     dtype = str(next(iter(editable.memories.values())).saved_dtype).removeprefix("torch.")
     unpacked = f"{editable.unpacked} in its files, unpacked to {dtype}; an export is in {dtype}, to be quantised anew"
-    about = named_values(
+    details = named_values(
         *([("converted from", in_words(editable.source))] if editable.source else []),
         *([("quantised", unpacked)] if editable.unpacked else []),
         ("shape", "[d_model, d_ff]; transposed: stored as [d_ff, d_model]"),
@@ -71,7 +71,7 @@ def memory_table(editable: Editable) -> Group:
         ("probe", f"W k + b is the observed output{within}"),
         ("memory", f"{decimal(weights)} of weights, {decimal(moments)} more to edit (moments of the keys)"),
     )
-    return spaced(table, about)
+    return spaced(table, details)
 
 
 def environment() -> Table:
@@ -97,7 +97,7 @@ def _description(memory: KeyValueMemory) -> tuple[str, ...]:
 
 
 def _dtypes(memory: KeyValueMemory) -> str:
-    """Return the precision of the checkpoint, and the one that the layer computes in where it is another."""
+    """Return the precision of the checkpoint, and, if it differs, that of the layer's computation."""
     saved, used = (str(dtype).removeprefix("torch.") for dtype in (memory.saved_dtype, memory.dtype))
     saved = "quantised" if memory.quantised else saved
     return used if saved == used else f"{saved}, computed in {used}"

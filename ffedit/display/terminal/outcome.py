@@ -48,25 +48,25 @@ class Line:
 
 
 def outcome(report: Report, about: Sequence[str]) -> RenderableType:
-    """Render a line for each fact, then what was said in which share of all prompts, and `about` as the last line."""
-    both = list(zip(report.facts_before, report.facts_after or (), strict=True))
-    first = sorted(both, key=lambda sides: took(sides[1]))[:MOST_ROWS]  # what did not take leads
+    """Render a line for each fact, a line of counts over all prompts, and `about` as the last line."""
+    facts = list(zip(report.facts_before, report.facts_after or (), strict=True))
+    first = sorted(facts, key=lambda sides: took(sides[1]))[:MOST_ROWS]  # facts that did not take come first
     lines: list[RenderableType] = [_fact(report, *sides) for sides in first]
-    if len(both) > len(first):
-        lines.append(Text(f"… and {len(both) - len(first)} more facts", style="dim"))
+    if len(facts) > len(first):
+        lines.append(Text(f"… and {len(facts) - len(first)} more facts", style="dim"))
     return Group(*lines, Line([*map(Text, _counts(report))]), Line([*map(Text, about)]))
 
 
 def worse(report: Report) -> RenderableType | None:
     """Render the first answers that the edit made wrong, each prompt once; None if there are none."""
-    both = ((kind, sides) for kind in KINDS for sides in _asked(report, kind))
-    wrong = {(kind, b.prompt): (b, a) for kind, (b, a) in both if b.right and not a.right}
+    asked = ((kind, sides) for kind in KINDS for sides in _asked(report, kind))
+    wrong = {(kind, b.prompt): (b, a) for kind, (b, a) in asked if b.right and not a.right}
     if not wrong:
         return None
     table = plain_table(*folded("changed for the worse", "before", "after", ""))
     for before, after in list(wrong.values())[:MOST_ROWS]:
-        said = (Text(side.says or "(nothing)") for side in (before, after))
-        table.add_row(Text(before.prompt), *said, Text(KINDS[before.score], style="dim"))
+        answers = (Text(side.says or "(nothing)") for side in (before, after))
+        table.add_row(Text(before.prompt), *answers, Text(KINDS[before.score], style="dim"))
     return with_more(table, len(wrong) - MOST_ROWS)
 
 
@@ -100,15 +100,15 @@ def _counts(report: Report) -> Iterator[str]:
         sides = _asked(report, score)
         known = sum(bool(before.right) for before, _ in sides)
         if known:
-            which = name if known == len(sides) else f"known {name}"
-            yield f"{known - _lost(sides)} of {counted(known, which)} as before"
+            label = name if known == len(sides) else f"known {name}"
+            yield f"{known - _lost(sides)} of {counted(known, label)} as before"
         elif sides:
             yield f"{counted(len(sides), name)} asked, none known before"
     yield _fluency(report)
 
 
 def _fluency(report: Report) -> str:
-    """Say whether text breaks. A rise that chance makes in so few texts is no break, but its figures are shown."""
+    """Say whether text breaks. A rise that so few texts can have by chance is no break, but its figures are shown."""
     if report.verdict.damage.keys() & BREAKING.keys():
         return "TEXT BREAKS"
     old, new = report.before.degenerate, report.after and report.after.degenerate
@@ -121,8 +121,8 @@ def _fluency(report: Report) -> str:
 
 def _asked(report: Report, score: str) -> list[tuple[Continuation, Continuation]]:
     """Return the continuations before and after of all prompts that `score` is measured on."""
-    both = zip(report.facts_before, report.facts_after or (), strict=True)
-    return list(chain.from_iterable(_of_fact(*sides, score) for sides in both))
+    facts = zip(report.facts_before, report.facts_after or (), strict=True)
+    return list(chain.from_iterable(_of_fact(*sides, score) for sides in facts))
 
 
 def _of_fact(before: FactScores, after: FactScores, score: str) -> list[tuple[Continuation, Continuation]]:

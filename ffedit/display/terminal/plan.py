@@ -15,7 +15,7 @@ MOST_FACTS = 8
 
 
 def plan(facts: Sequence[Fact], steps: Mapping[str, str]) -> RenderableType:
-    """Render the first facts, with the number of what else each has by field, and the `steps` by name."""
+    """Render the first facts, each with the number of entries in its other fields, and the `steps` by name."""
     table = plain_table(*folded("prompt", "old object", "new object", "with"))
     for fact in islice(facts, MOST_FACTS):
         lists = {name: value for name, value in fact.to_dict().items() if isinstance(value, list)}

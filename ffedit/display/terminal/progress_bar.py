@@ -1,4 +1,4 @@
-"""The progress callback as bars on standard error that disappear at the end; as lines where it is no terminal."""
+"""The progress callback as bars on standard error that disappear at the end; or as lines if that is no terminal."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ def progress_bars(quiet: bool = False, console: Console | None = None) -> Iterat
 
 
 def _lines(console: Console) -> Progress:
-    """Return a callback that prints a line with the time left, after `INTERVAL` and each time that it doubled."""
+    """Return a callback that prints the time left after `INTERVAL`, then each time the elapsed time doubles."""
     begun = last = time.monotonic()
     current, reached = "", 0
 
     def advance(stage: str, done: int, total: int) -> None:
         nonlocal begun, last, current, reached
         now = time.monotonic()
-        if stage != current or done < reached:  # the stage begins anew where less of it is done than before
+        if stage != current or done < reached:  # less done than before: the stage begins anew
             current, begun = stage, now
         reached = done
         if done < total and now - last >= max(INTERVAL, last - begun):

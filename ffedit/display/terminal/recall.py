@@ -36,9 +36,9 @@ def reasons(found: Found, asked: str) -> list[Text]:
 
 
 def recalled(trace: Trace | TraceSet, edited: int | None = None) -> Text:
-    """Say at which token of the subject, and at which layers, most of the answer comes back, and how much that shows.
+    """Say at which token of the subject and which layers most of the answer comes back, and reasons to doubt it.
 
-    With `edited`, a layer that was chosen otherwise, say whether tracing agrees.
+    With `edited`, a layer that was not chosen by tracing, say whether tracing agrees.
     """
     traces, peak = averaged_traces(trace), subject_peak(trace)
     first, single = traces[0], len(traces) == 1
@@ -49,8 +49,8 @@ def recalled(trace: Trace | TraceSet, edited: int | None = None) -> Text:
     )
     words += "" if single else f" on average over {len(traces)} facts"
     if not (peak.last or np.isnan(trace.at_subject).all()):
-        most = int(np.nanargmax(trace.at_subject))
-        words += f"; at the subject's last token, {_layers(first, most)}: {number(float(trace.at_subject[most]))}"
+        best = int(np.nanargmax(trace.at_subject))
+        words += f"; at the subject's last token, {_layers(first, best)}: {number(float(trace.at_subject[best]))}"
     elif first.window > 1 and peak.last:
         words += f"; of these, layer {trace.layer} alone brings back most, {number(float(trace.alone[trace.layer]))}"
     heading = "The trace: " if edited is not None or trace.site is None else f"Layer {trace.layer}: "
@@ -61,7 +61,7 @@ def recalled(trace: Trace | TraceSet, edited: int | None = None) -> Text:
 
 
 def _remarks(trace: Trace | TraceSet) -> Iterator[str]:
-    """Yield how little a trace shows, where that is so."""
+    """Yield a remark if a trace shows little."""
     traces = averaged_traces(trace)
     if trace.total < WEAK_TOTAL:
         corruption = "Another subject" if traces[0].noise is None else "The noise"
@@ -70,10 +70,10 @@ def _remarks(trace: Trace | TraceSet) -> Iterator[str]:
             "so the trace says little about where it is recalled."
         )
     elif subject_peak(trace).effect < CLEAR * trace.total and all(
-        each.known and _whole_subject(each) for each in traces
+        single.known and _whole_subject(single) for single in traces
     ):
-        every = not any(np.isnan(each.at_subject).any() for each in traces)
-        yield f"No token of the subject brings back a tenth of that at any layer{'' if every else ' traced'}."
+        all_layers = not any(np.isnan(single.at_subject).any() for single in traces)
+        yield f"No token of the subject brings back a tenth of that at any layer{'' if all_layers else ' traced'}."
 
 
 def _unknown_answers(trace: Trace | TraceSet) -> Iterator[str]:

@@ -27,39 +27,39 @@ from ffedit.facts.text import counted, number, quoted
 from ffedit.model.editable import Editable
 
 STYLES = {"took": "bold green", "nothing to change": "bold green", "no edit": "", "did not take": "bold red"}
-# Probability below which a new object was not reached, where the search aimed at a loss.
+# Probability below which a new object was not reached, if the search aimed at a loss instead of a probability.
 REACHED = 0.5
 WANTED = {"paraphrase": "paraphrases", "specificity": "neighbors", "same_subject": "same_subject prompts"}
 MOST_SAYINGS = 8
 # Tokens of a new object that one value makes a model say (`docs/your-file.md`).
 MOST_TOKENS = 20
-# Columns of a score's meaning, which fits into 80 with all others; a longer one, of another package, is folded.
+# Width of the column of meanings, so that the table fits into 80; a longer meaning, of another package, is folded.
 MEANING = 23
 
 
 def before_after(report: Report) -> Fitting:
-    """Render the measured scores of the headline, and whichever else was damaged; a narrow terminal shows less."""
+    """Render the measured headline scores and all damaged scores; a narrow terminal shows fewer columns."""
     beside = ("prompts", "direction", "meaning")
     return Fitting([_headline(report, beside[:count]) for count in range(len(beside), -1, -1)])
 
 
 def _headline(report: Report, beside: Collection[str]) -> Table:
-    """Render the table of `before_after` with the columns that `beside` names; of many facts with intervals."""
-    both = [scores for scores in (report.before, report.after) if scores is not None]
-    sure, counts = len(both) == 2 and len(report.facts_before) >= ENOUGH, _prompts(report)
+    """Render the table of `before_after` with the columns that `beside` names; for many facts, with intervals."""
+    sides = [scores for scores in (report.before, report.after) if scores is not None]
+    with_intervals, counts = len(sides) == 2 and len(report.facts_before) >= ENOUGH, _prompts(report)
     (prompts,) = right("prompts")
     extra = {"prompts": prompts, "meaning": Column("", style="dim", max_width=MEANING)}
-    shown = [name for name in extra if name in beside and not (sure and name == "meaning")]
+    shown = [name for name in extra if name in beside and not (with_intervals and name == "meaning")]
     table = _table(report, False, *(extra[name] for name in shown), direction="direction" in beside)
     for name in dict.fromkeys((*headline_scores(), *report.verdict.damage)):
         if _measured(report, name):
-            cells = [_shown(name, getattr(scores, name), {}) for scores in both]
+            cells = [_shown(name, getattr(scores, name), {}) for scores in sides]
             if report.after is not None:
-                cells.append(_change(report, name, report.changes if sure else {}))
+                cells.append(_change(report, name, report.changes if with_intervals else {}))
             direction = [METRICS[name].direction if report.after else ""] if "direction" in beside else []
             about = {"prompts": str(counts[name] or ""), "meaning": METRICS[name].meaning}
             table.add_row(name, *direction, *cells, *(about[name] for name in shown))
-    lines = ["change: mean over facts and its 95 % interval over subjects"] if sure else []
+    lines = ["change: mean over facts and its 95 % interval over subjects"] if with_intervals else []
     return captioned(table, [*lines, *_not_measured(report)])
 
 
@@ -67,8 +67,8 @@ def _prompts(report: Report) -> Counter[str]:
     """Count the prompts that each score of the headline is measured on."""
     facts, asked = report.facts_before, (prompt for fact in report.facts_before for prompt in fact.asked)
     counts = Counter(prompt.score for prompt in asked)
-    own = dict.fromkeys(("efficacy", "generation"), len(facts))
-    return counts | Counter(own) | Counter(dict.fromkeys(("degenerate", "greedy_entropy"), texts(facts)))
+    per_fact = dict.fromkeys(("efficacy", "generation"), len(facts))
+    return counts | Counter(per_fact) | Counter(dict.fromkeys(("degenerate", "greedy_entropy"), texts(facts)))
 
 
 def all_scores(report: Report) -> Table:
@@ -222,17 +222,17 @@ def _failed(report: Report, edit: Edit) -> list[tuple[str, ValueSearch]]:
 
 
 def _shorter(failed: list[tuple[str, ValueSearch]]) -> Iterator[str]:
-    """Say which length works where new objects that failed are longer."""
+    """Say which length works if new objects that failed are longer."""
     if long := [search.tokens for _, search in failed if search.tokens > MOST_TOKENS]:
-        size = f"{long[0]}" if len(long) == 1 else f"up to {max(long)} (of {len(long)} facts)"
+        size = f"this one has {long[0]}" if len(long) == 1 else f"those of {len(long)} facts have up to {max(long)}"
         yield (
-            f"One value seldom makes a model say a new object of more than {MOST_TOKENS} tokens, and this is one of "
-            f"{size}: give its first words, {MOST_TOKENS} tokens at most."
+            f"One value seldom makes a model say a new object of more than {MOST_TOKENS} tokens, and {size}: give the "
+            f"first words, {MOST_TOKENS} tokens at most."
         )
 
 
 def _why(missed: list[tuple[str, ValueSearch]]) -> Iterator[str]:
-    """Say how far the search for a value came where it did not come far enough; of several, for the nearest."""
+    """Say how far the search for a value came, if not far enough; of several facts, for the nearest."""
     if not missed:
         return
     new, search = max(missed, key=lambda pair: pair[1].probability)

@@ -1,4 +1,4 @@
-"""Show what became of an export, and how a GGUF file stores an edit, as lines in a terminal."""
+"""Show the result of an export, and how a GGUF file stores an edit, as lines in a terminal."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ def shipped(done: Exported, undone: bool = False) -> Text:
 
 
 def packing(edit: Edit) -> Text | None:
-    """Render how a GGUF file stores an edit that is measured as the file has it; None for any other."""
+    """Render how a GGUF file stores an edit whose stored form was measured; None for any other edit."""
     lines = [_as_stored(matrix) for matrix in edit.provenance.get("gguf", ())]
-    told = "The scores are measured on the matrices as the file stores them."
-    return Text("\n".join([*lines, told])) if lines else None
+    note = "The scores are measured on the matrices as the file stores them."
+    return Text("\n".join([*lines, note])) if lines else None
 
 
 def _as_stored(matrix: Mapping[str, Any]) -> str:

@@ -28,7 +28,7 @@ from ffedit.facts.text import number
 
 MOST_FACTS = 20
 NOT_MEASURED = "not measured"
-# Entries of the provenance that stand elsewhere in the view, and numbers for each value and matrix.
+# Entries of the provenance that the view shows elsewhere, or that have a number for each value and matrix.
 TOLD = (
     *("verdict", "method", "layers", "parts", "norms", "says", "scores", "warnings"),
     *("solved", "matrices", "subjects", "division"),
@@ -67,8 +67,8 @@ def edit_view(edit: Edit, path: Path | None = None) -> Group:
 def _facts(edit: Edit) -> RenderableType:
     """Render the first facts, old and new object and what the model said, and the number of the others."""
     table = plain_table(*folded("prompt", "old object", "new object", "said before", "said after"))
-    for fact, said in islice(zip(edit.facts, edit.says, strict=True), MOST_FACTS):
-        measured = (Text(NOT_MEASURED, style="dim") if text is None else Text(text) for text in said)
+    for fact, answers in islice(zip(edit.facts, edit.says, strict=True), MOST_FACTS):
+        measured = (Text(NOT_MEASURED, style="dim") if text is None else Text(text) for text in answers)
         table.add_row(*(Text(cell or "") for cell in (fact.text, fact.previous, fact.target)), *measured)
     return with_more(table, len(edit.facts) - MOST_FACTS)
 
@@ -78,7 +78,7 @@ def _size(folder: Path) -> int:
 
 
 def _norms(edit: Edit) -> tuple[dict[str, float], dict[str, float]]:
-    """Return by memory ‖Δ‖, and ‖Δ‖ / ‖W‖ where the provenance has ‖W‖."""
+    """Return ‖Δ‖ by memory, and ‖Δ‖ / ‖W‖ if the provenance has ‖W‖."""
     norms = {str(address): norm for address, norm in edit.norms().items()}
     weights = edit.provenance.get("norms", {})
     return norms, {at: norm / weights[at] for at, norm in norms.items() if weights.get(at)}
@@ -86,22 +86,22 @@ def _norms(edit: Edit) -> tuple[dict[str, float], dict[str, float]]:
 
 def _about(edit: Edit, path: Path | None) -> Iterator[tuple[str, str]]:
     """Yield pairs of name and value: the verdict, the method, the size of Δ, and the rest of the provenance."""
-    about = edit.provenance
-    yield "verdict", about.get("verdict", {}).get("text", NOT_MEASURED)
+    provenance = edit.provenance
+    yield "verdict", provenance.get("verdict", {}).get("text", NOT_MEASURED)
     layers = f"layer{'' if len(edit.layers) == 1 else 's'} {ranges(edit.layers)}"
     size = "" if path is None else f", {decimal(_size(path))}"
-    yield "method", f"{about.get('method', 'unknown')}, {layers}, rank {edit.rank}{size}"
-    for summand in about.get("parts", ()):
+    yield "method", f"{provenance.get('method', 'unknown')}, {layers}, rank {edit.rank}{size}"
+    for summand in provenance.get("parts", ()):
         method, layers = summand.get("method", "unknown"), ranges(summand.get("layers", ()))
         yield "", f"{summand['fingerprint']}: {method}, layers {layers}"
     norms, ratios = _norms(edit)
     shares = {at: f" ({ratio:.2%} of ‖W‖)" for at, ratio in ratios.items()}
     yield "‖Δ‖ by layer", first_names([f"{at}: {number(norm)}{shares.get(at, '')}" for at, norm in norms.items()])
-    for name, value in about.items():
+    for name, value in provenance.items():
         if name in TOLD or value in (None, [], {}, False):
             continue
         if isinstance(value, Mapping):
-            yield name, ", ".join(f"{inner} {_short(each) or 'none'}" for inner, each in dotted(dotted(value)).items())
+            yield name, ", ".join(f"{inner} {_short(item) or 'none'}" for inner, item in dotted(dotted(value)).items())
         else:
             yield name, _short(value)
 

@@ -15,14 +15,14 @@ from ffedit.facts.text import counted, number, token, visible
 from ffedit.layer_choice.site_map import SiteMap
 from ffedit.locator import Trace
 
-# Names in a row of the table, of those that are kept.
+# Largest number of names in a row of the table.
 SHOWN_NAMES = 3
 
 
 def site_map_view(mapped: SiteMap, trace: Trace | None = None, layer: int | None = None) -> RenderableType:
-    """Render reach, leak, and as a table the sites of `layer`, the measured one next to it, or that of least leak.
+    """Render maps of reach and leak, and a table of the sites in the measured layer nearest to `layer`.
 
-    Beside a `trace` of the same prompt the maps have its rows, and the table its effects.
+    `layer` is by default that of least leak. With a `trace` of the prompt, maps have its rows, the table its effects.
     """
     layer = mapped.least[0] if layer is None else layer
     shown = min(mapped.layers, key=lambda measured: abs(measured - layer))
@@ -41,7 +41,7 @@ def _table(mapped: SiteMap, trace: Trace | None, layer: int) -> RenderableType:
     }
     table = plain_table(*left(f"layer {layer}"), *right(*measured), "most hit")
     for position in range(*mapped.subject):
-        values = [float(of[layer, position]) for of in measured.values()]
+        values = [float(shares[layer, position]) for shares in measured.values()]
         cells = ["–" if np.isnan(value) else number(value) for value in values]
         hits = ", ".join(f"{name} {number(share)}" for name, share in mapped.hits(layer, position)[:SHOWN_NAMES])
         table.add_row(Text(token(mapped.tokens[position])), *cells, Text(visible(hits)))
@@ -51,10 +51,10 @@ def _table(mapped: SiteMap, trace: Trace | None, layer: int) -> RenderableType:
 def _notes(mapped: SiteMap, layer: int) -> Iterator[Text]:
     alike = counted(len(mapped.look_alikes[mapped.layers.index(layer)]), "look-alike")
     yield Text(
-        "All shares are of the change at the token. Reach, least: mean and minimum over other sentences with the "
-        f"subject; look-alikes, others, 95th: {alike} and {counted(mapped.names, 'other name')}. Layers measured: "
+        "All numbers are shares of the change at the token. Reach, least: mean and minimum over other sentences with "
+        f"the subject; look-alikes, others, 95th: {alike} and {counted(mapped.names, 'other name')}. Layers measured: "
         f"{ranges(mapped.layers)}.",
         style="dim",
     )
     if np.isnan(mapped.reach[layer, slice(*mapped.subject)]).any():
-        yield Text("–: other texts cut the subject otherwise, so that no edit can name this token.", style="dim")
+        yield Text("–: other texts cut the subject into other tokens, so no edit can name this token.", style="dim")

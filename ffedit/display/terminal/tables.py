@@ -33,7 +33,7 @@ def right(*headings: str) -> list[Column]:
 
 
 def folded(*headings: str) -> list[Column]:
-    """Return columns of text that is broken anywhere."""
+    """Return columns of text that may break anywhere."""
     return [Column(heading, overflow="fold") for heading in headings]
 
 
@@ -44,7 +44,7 @@ def spaced(*sections: RenderableType) -> Group:
 
 @dataclass(frozen=True)
 class Fitting:
-    """Renders the first of some tables that is not too wide for the terminal, or the last of them."""
+    """Renders the first of several tables that fits the terminal's width, or else the last."""
 
     tables: Sequence[Table]
 
@@ -98,7 +98,7 @@ def first_names(names: Sequence[str]) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Say seconds in the unit that suits them."""
+    """Format seconds in a suitable unit."""
     if seconds < 120:
         return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

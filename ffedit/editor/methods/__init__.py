@@ -1,6 +1,6 @@
 """The editing methods, one file each, those of other packages (entry points `ffedit.methods`), and all their numbers.
 
-A number is set by its dotted name, whichever method it is of: `value.steps`, `memit.ridge`.
+A number is set by its dotted name, whether common or a method's own: `value.steps`, `memit.ridge`.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def check_method(name: str) -> Method:
 
 
 def check_config(config: object) -> None:
-    """Refuse other than an `EditConfig`, and numbers of a method that is not known; EditError."""
+    """Refuse anything but an `EditConfig`, and numbers of an unknown method; EditError."""
     EditError.require(config, EditConfig, "an EditConfig was expected: ffedit.EditConfig(seed=1)")
     assert isinstance(config, EditConfig)
     for name in config.methods:
@@ -65,10 +65,10 @@ def check_config(config: object) -> None:
 
 def preset(name: str, method: str) -> EditConfig:
     """Return the numbers of a preset: "default", or what was published, as far as it holds on other models."""
-    known = {"default": EditConfig(), **check_method(method).presets}
-    if name not in known:
-        raise EditError(f"{method} has no preset {name!r}; it has {', '.join(known)}")
-    return known[name]
+    presets = {"default": EditConfig(), **check_method(method).presets}
+    if name not in presets:
+        raise EditError(f"{method} has no preset {name!r}; it has {', '.join(presets)}")
+    return presets[name]
 
 
 def _with_all_methods(config: EditConfig) -> EditConfig:
@@ -83,10 +83,10 @@ def set_number(config: EditConfig, name: str, value: Any) -> EditConfig:
     EditError where there is no such number, or the value is of another type or has no meaning.
     """
     whole = _with_all_methods(config)
-    known = dotted(whole.to_dict())
-    if name not in known:
-        raise EditError(f"{name} is not a setting; the settings are {', '.join(known)}")
-    kind = type(known[name])
+    numbers = dotted(whole.to_dict())
+    if name not in numbers:
+        raise EditError(f"{name} is not a setting; the settings are {', '.join(numbers)}")
+    kind = type(numbers[name])
     value = tuple(value) if isinstance(value, list) else value
     if kind is str and type(value) is int:  # a word that is a number (key.fact_token=-2)
         value = str(value)
@@ -102,7 +102,7 @@ def set_number(config: EditConfig, name: str, value: Any) -> EditConfig:
 
 
 def set_numbers(config: EditConfig, settings: Iterable[str]) -> EditConfig:
-    """Return `config` with other numbers, each NAME=VALUE, where VALUE is a word or JSON; errors as of `set_number`."""
+    """Return `config` with other numbers, each NAME=VALUE, where VALUE is a word or JSON; errors as in `set_number`."""
     for setting in settings:
         name, _, text = setting.partition("=")
         try:
@@ -114,10 +114,10 @@ def set_numbers(config: EditConfig, settings: Iterable[str]) -> EditConfig:
 
 
 def config_from_dict(numbers: Mapping[str, Any]) -> EditConfig:
-    """Read what `EditConfig.to_dict` made, also by way of JSON; numbers that are not known are left out."""
+    """Read what `EditConfig.to_dict` returned, also after a round trip through JSON; unknown numbers are left out."""
     config = EditConfig()
-    known = dotted(_with_all_methods(config).to_dict())
+    settings = dotted(_with_all_methods(config).to_dict())
     for name, value in dotted(numbers).items():
-        if name in known:
+        if name in settings:
             config = set_number(config, name, value)
     return config

@@ -1,8 +1,7 @@
 """Null-space editing: change only what ordinary text hardly uses, and keep what earlier edits stored.
 
-Fang et al. 2025, arXiv 2410.02355. C says which directions may be used; within them each costs the same, but for what
-is kept: the keys of earlier edits, and the spread of the facts' keys over contexts
-(`algebra.updates.context_spread`).
+Fang et al. 2025, arXiv 2410.02355. C determines which directions may be used; within them all cost the same, but
+for the keys of earlier edits, and the spread of the facts' keys over contexts (`algebra.updates.context_spread`).
 """
 
 from __future__ import annotations
@@ -19,8 +18,8 @@ from ffedit.editor.job import Method, Problem
 from ffedit.editor.methods.memit import PAPER_MEMIT
 from ffedit.editor.statistics import cached_eigh
 
-# Of the mean eigenvalue: makes the contexts' second moment, which may lack directions, positive definite. It bounds Δ
-# along these where `AlphaEditConfig.ridge` is 0.
+# Share of the mean eigenvalue, added to the contexts' second moment, which may lack directions, so that it is positive
+# definite. It bounds Δ along these directions where `AlphaEditConfig.ridge` is 0.
 RIDGE = 1e-9
 
 
@@ -41,18 +40,18 @@ class AlphaEditConfig:
 
 
 def solve(problem: Problem) -> LowRank:
-    """Return argmin_Δ ‖(W + Δ) K − V‖² + ‖Δ K_p‖² + tr(Δ S Δᵀ) + λ ‖Δ‖² among Δ = Δ P, S of the contexts' spread."""
-    own, device, numbers = None, problem.W.device, problem.config.of("alphaedit", AlphaEditConfig)
+    """Return argmin_Δ ‖(W + Δ) K − V‖² + ‖Δ K_p‖² + tr(Δ S Δᵀ) + λ ‖Δ‖² among Δ = Δ P, with S the contexts' spread."""
+    spread, device, numbers = None, problem.W.device, problem.config.of("alphaedit", AlphaEditConfig)
     if problem.config.key.context_weight:
         blocks = blocks_of(problem.own)
         small = RIDGE * float(torch.cat([block.diagonal() for block in blocks]).mean())
-        own = diagonal([block + small * torch.eye(len(block)).to(block) for block in blocks])
-    bases = [projector(*cached_eigh(each.C, device), numbers.null_share).to(device) for each in problem.moments]
-    return null_space(problem.W, problem.K, problem.V, diagonal(bases), numbers.ridge, problem.kept, own)
+        spread = diagonal([block + small * torch.eye(len(block)).to(block) for block in blocks])
+    bases = [projector(*cached_eigh(moments.C, device), numbers.null_share).to(device) for moments in problem.moments]
+    return null_space(problem.W, problem.K, problem.V, diagonal(bases), numbers.ridge, problem.kept, spread)
 
 
 # AlphaEdit takes MEMIT's procedure for v*, and so its numbers; its threshold of eigenvalues (0.02) is one model's, so
-# that the default share of the null space stands.
+# the default `null_share` is kept.
 ALPHAEDIT = Method(
     "alphaedit",
     solves="min ‖(W+Δ)K − V‖² + ‖ΔK_p‖² + λ‖Δ‖², Δ = ΔP",
@@ -61,7 +60,7 @@ ALPHAEDIT = Method(
     solve=solve,
     layers=True,
     preserves=True,
-    names=False,  # its directions are those that text hardly uses, and within them each costs the same
+    names=False,  # its directions are those that text hardly uses, and within them all cost the same
     numbers=AlphaEditConfig,
     presets={"paper": PAPER_MEMIT},
 )

@@ -3,11 +3,11 @@
     L(Δ) = − mean log P(o* | x, W + Δ)        ft-l: |Δ_ij| <= ε, after every step
 
 FT and FT+L as ROME compares with them (Meng et al. 2022, arXiv 2202.05262, section 3.2; the constraint is Zhu et al.
-2020, arXiv 2012.00363). Nothing is kept, earlier edits neither. Δ has no low rank, and no key or value is solved for.
+2020, arXiv 2012.00363). Nothing is preserved, not even earlier edits. Δ has no low rank, and nothing is solved for.
 As published: Adam without weight decay, at most 25 steps, and the end where the loss falls below 1e-2. Otherwise: ε and
 the step size are relative to the root mean square of W, since the published ones (5e-4 both, of GPT-2 XL) are absolute;
-the prompts stand in the contexts that other methods see as well; and every token of the object is predicted after those
-before it, where the published code predicts all of them at the prompt's last token.
+the prompts have the contexts of the other methods; and every token of the object is predicted after those before it,
+where the published code predicts all of them at the prompt's last token.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class FineTuneConfig:
 
     Attributes:
         steps: Adam steps.
-        rate: their step size relative to the root mean square of W.
+        rate: step size relative to the root mean square of W.
     """
 
     steps: int = 25
@@ -88,7 +88,7 @@ def tune(method: str, kind: type[FineTuneConfig], job: Job) -> Edit:
         stack.enter_context(frozen(editable.model))
         for step in range(numbers.steps):
             loss, gradient = _loss_and_gradient(editable, ff, texts)
-            delta.grad = gradient.to(delta.device)  # where W is in float64, which the model's device may lack
+            delta.grad = gradient.to(delta.device)  # W is on the CPU where its device has no float64
             losses.append(loss)
             if loss < STOP:
                 break
@@ -111,10 +111,10 @@ def _loss_and_gradient(editable: Editable, ff: FeedForward, texts: Sequence[Enco
     def gradient_of(rows: Sequence[int]) -> tuple[float, Tensor]:
         batch = [texts[row] for row in rows]
         logits = replay.forward(editable, pad([e.ids for e in batch]), generation.answer_reads(batch))
-        lost = -generation.answer_sums(logits, batch).sum() / len(texts)
-        gradients = dict(zip(leaves, torch.autograd.grad(lost, list(leaves.values())), strict=True))
-        own = [(memory.entry(gradients[id(memory.leaf)]), memory.stored_transposed) for memory in ff.memories]
-        return float(lost.detach()), torch.cat([(w.T if transposed else w).float() for w, transposed in own], 1)
+        batch_loss = -generation.answer_sums(logits, batch).sum() / len(texts)
+        gradients = dict(zip(leaves, torch.autograd.grad(batch_loss, list(leaves.values())), strict=True))
+        pairs = [(memory.entry(gradients[id(memory.leaf)]), memory.stored_transposed) for memory in ff.memories]
+        return float(batch_loss.detach()), torch.cat([(w.T if transposed else w).float() for w, transposed in pairs], 1)
 
     refusal = EditError("not enough memory for the gradient of a single text; use a smaller dtype, or another method")
     loss, gradient = 0.0, torch.zeros_like(ff.value, dtype=torch.float32)
@@ -122,8 +122,8 @@ def _loss_and_gradient(editable: Editable, ff: FeedForward, texts: Sequence[Enco
         leaf.requires_grad_(True)
     try:
         for rows in batches([len(e.ids) for e in texts], TOKENS):
-            for lost, change in split_on_oom(gradient_of, rows, refusal):
-                loss, gradient = loss + lost, gradient + change
+            for batch_loss, batch_gradient in split_on_oom(gradient_of, rows, refusal):
+                loss, gradient = loss + batch_loss, gradient + batch_gradient
     finally:
         for leaf in leaves.values():
             leaf.requires_grad_(False)

@@ -1,7 +1,7 @@
 """Mass-editing memory: thousands of facts by least squares, over one layer or several.
 
 Meng et al. 2023, arXiv 2210.07229. What a fact may give up to ordinary text is relative to the facts' own keys
-(`MemitConfig.ridge`), where the published λ is a number for one model.
+(`MemitConfig.ridge`); the published λ is a number for one model.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from ffedit.editor.job import Method, Problem
 from ffedit.editor.methods.rome import PAPER
 
 # The numbers of MEMIT's authors for GPT-J (arXiv 2210.07229, appendix, and the parameters that came with it). Not as
-# published beside those of ROME: their δ is bounded by 0.75 of the residual stream, here as ROME's; their λ (15,000 for
-# GPT-J, times E[k kᵀ]) is one model's, here `ridge` is relative to the keys.
+# published, beside what `PAPER` lists: their δ is bounded by 0.75 of the residual stream, here as in ROME; their λ
+# (15,000 for GPT-J, times E[k kᵀ]) is one model's, here `ridge` is relative to the keys.
 PAPER_MEMIT = replace(
     PAPER,
     prompts=replace(PAPER.prompts, contexts=5, context_tokens=(10,)),

@@ -15,10 +15,9 @@ from ffedit.editor.job import Method, Problem
 # with the paper), used for every model. As published: 20 contexts of 5 and 10 tokens, Adam at a rate of 0.5 in the
 # layer's own units, at most 20 steps, the end at a loss of 0.05, KL weight 0.0625 at "{} is a", ‖δ‖ of at most
 # 4 ‖W k*‖. Not as published: the decay is of (‖δ‖ / ‖W k*‖)², theirs of ‖δ‖ / ‖W k*‖², which is not free of units; the
-# divergence is that of the first distribution from the edited one, theirs the other way round, and is read at the
-# prompt's last token; k* is one vector everywhere (arXiv 2403.07175); the loss is of the whole object, not of its mean
-# token; the text behind C is this project's; the first token of a text, which their C counts, is left out of C and
-# keeps its value.
+# divergence is KL(unedited ‖ edited), theirs KL(edited ‖ unedited), and is read at the prompt's last token; k* is one
+# vector everywhere (arXiv 2403.07175); the loss is of the whole object, not of its mean token; C is that of other text;
+# the first token of a text, which their C counts, is left out of C and keeps its value.
 PAPER = EditConfig(
     prompts=PromptConfig(contexts=20, essence_prompts=("{} is a",)),
     key=KeyConfig(context_weight=0.0, mention_share=0.0, names_weight=0.0),
