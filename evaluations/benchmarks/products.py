@@ -9,11 +9,11 @@ processor. Run it on an idle machine.
 """
 
 import itertools
-import json
 from collections.abc import Callable
 from pathlib import Path
 
 import click
+import measuring
 import torch
 from torch import Tensor
 from torch.nn.functional import linear
@@ -48,9 +48,7 @@ def main(d_in: int, d_out: int, out: Path | None) -> None:
         speeds = " and ".join(f"{2 * count * d_in * d_out / seconds / 1e9:.0f}" for seconds in (slow, fast))
         milliseconds = f"{1e3 * slow:.2f} and {1e3 * fast:.2f} ms"
         print(f"{count:4} rows, {name}: {milliseconds}, {speeds} GFLOP/s, {slow / fast:.2f} times as fast", flush=True)
-    if out is not None:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(json.dumps({"d_in": d_in, "d_out": d_out, "products": times}, indent=1) + "\n", encoding="utf-8")
+    measuring.finish(out, {"d_in": d_in, "d_out": d_out, "products": times}, True)
 
 
 if __name__ == "__main__":

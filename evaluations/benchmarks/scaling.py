@@ -19,7 +19,6 @@ of the same lengths at layer 4, whose values take eight steps each, since a rand
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -36,6 +35,7 @@ from reference_scores import PlainScores
 from transformers import GPT2Config
 
 import ffedit
+from ffedit.display.figures.saving import save_figure
 from ffedit.editor.config import EditConfig
 from ffedit.editor.key import PromptSet, build_prompts, read_keys
 from ffedit.editor.value import Value, choose_values
@@ -224,14 +224,12 @@ def show(row: dict[str, Any]) -> None:
     print(end="", flush=True)
 
 
-def draw(rows: Sequence[dict[str, Any]], path: Path, title: str) -> None:
+def draw(rows: Sequence[dict[str, Any]], title: str) -> Any:
     """Draw seconds and ceiling of each stage against the number of facts."""
-    import matplotlib
+    from matplotlib.figure import Figure
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(8.0, 4.0), layout="constrained")
+    figure = Figure(figsize=(8.0, 4.0), layout="constrained")
+    axes = figure.subplots()
     counts = [row["facts"] for row in rows]
     for name, colour in zip(STAGES, ("#009e73", "#0072b2", "#d55e00"), strict=True):
         axes.plot(counts, [row[name]["seconds"] for row in rows], "o-", color=colour, label=name)
@@ -243,9 +241,7 @@ def draw(rows: Sequence[dict[str, Any]], path: Path, title: str) -> None:
     axes.grid(alpha=0.3, which="major")
     axes.spines[["top", "right"]].set_visible(False)
     figure.legend(loc="outside right upper", frameon=False, fontsize="small")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150)
-    pyplot.close(figure)
+    return figure
 
 
 @click.command(help=__doc__)
@@ -261,11 +257,10 @@ def main(model: str, counts: str, plain_count: int, out: Path | None, plot: Path
     torch.set_num_threads(threads)
     rows = measure(model, [int(count) for count in counts.split(",")], plain_count, show)
     report = {"model": model, "layer": LAYERS[model], "rows": rows, "seed": SEED, **measuring.machine(threads, load)}
-    if out is not None:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    measuring.finish(out, report, True)
     if plot is not None:
-        draw(rows, plot, f"{model}, layer {LAYERS[model]}, {threads} threads")
+        plot.parent.mkdir(parents=True, exist_ok=True)
+        save_figure(plot, lambda: draw(rows, f"{model}, layer {LAYERS[model]}, {threads} threads"))
 
 
 if __name__ == "__main__":

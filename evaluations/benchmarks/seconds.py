@@ -11,7 +11,6 @@ procedure, a plain loop of whole passes (`evaluations/scripts/rivals.py`), are t
 machine, because the figures are by the clock.
 """
 
-import json
 import os
 import subprocess
 import sys
@@ -24,7 +23,7 @@ from typing import Any
 
 import click
 import torch
-from measuring import load_before, machine
+from measuring import finish, load_before, machine
 
 import ffedit
 from ffedit.cli.work.stages import Products, fastest_products
@@ -135,9 +134,7 @@ def main(model: str, data: Path, count: int, rounds: int, stages: bool, publishe
             times = loop["seconds"] / report["edit of 1"]["seconds"]
             steps = f"{published} of {PUBLISHED_STEPS} steps, in proportion"
             print(f"published, {steps}: {loop['seconds']:.1f} s, {times:.1f} times as long")
-    if out is not None:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(json.dumps(machine(threads, load) | report, indent=1) + "\n", encoding="utf-8")
+    finish(out, machine(threads, load) | report, True)
 
 
 def published_loop(

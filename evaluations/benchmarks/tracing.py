@@ -38,6 +38,7 @@ import torch
 from transformers import GPT2Config
 
 import ffedit
+from ffedit.display.figures.saving import save_figure
 from ffedit.facts.formats import parse_record
 from ffedit.model.tokenization import Encoded, encode
 
@@ -245,18 +246,15 @@ def show(row: dict[str, Any]) -> None:
     )
 
 
-def draw(curves: Mapping[str, Sequence[Mapping[str, float]]], path: Path) -> None:
+def draw(curves: Mapping[str, Sequence[Mapping[str, float]]]) -> Any:
     """Draw seconds against sizes: one panel for each size, both axes logarithmic, one vertical scale.
 
     `curves` has points by size; each has the size's value under its name, "ffedit", "reference" and "ceiling".
     """
-    import matplotlib
+    from matplotlib.figure import Figure
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    shape: dict[str, Any] = {"figsize": (9.6, 3.0), "sharey": True, "squeeze": False, "layout": "constrained"}
-    figure, (panels,) = pyplot.subplots(1, len(curves), **shape)
+    figure = Figure(figsize=(9.6, 3.0), layout="constrained")
+    (panels,) = figure.subplots(1, len(curves), sharey=True, squeeze=False)
     for panel, (name, points) in zip(panels, curves.items(), strict=True):
         values = [point[name] for point in points]
         floors = [point["reference"] / point["ceiling"] for point in points]
@@ -271,9 +269,7 @@ def draw(curves: Mapping[str, Sequence[Mapping[str, float]]], path: Path) -> Non
         panel.spines[["top", "right"]].set_visible(False)
     panels[0].set_ylabel("seconds per trace of states")
     panels[0].legend(frameon=False, fontsize="small")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150)
-    pyplot.close(figure)
+    return figure
 
 
 @click.command()
@@ -312,7 +308,8 @@ def main(
     curves = {}
     if plot:
         curves = scaling(quick)
-        draw(curves, plot)
+        plot.parent.mkdir(parents=True, exist_ok=True)
+        save_figure(plot, lambda: draw(curves))
     report = {
         "settings": rows,
         "scaling": curves,

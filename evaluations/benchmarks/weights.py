@@ -14,6 +14,8 @@ from typing import Any
 
 import click
 
+from ffedit.display.figures.saving import save_figure
+
 REPORTS = Path(__file__).parents[1] / "reports"
 MEASURED = ("smollm2", "gemma3-270m", "qwen2.5-1.5b")
 # Mistral 7B's shape with the vocabulary of `size.py`; the layer is a quarter of the depth, as the default is.
@@ -72,14 +74,12 @@ def tried(report: dict[str, Any]) -> dict[str, float]:
     }
 
 
-def draw(rows: list[dict[str, Any]], trial: dict[str, float], path: Path) -> None:
+def draw(rows: list[dict[str, Any]], trial: dict[str, float]) -> Any:
     """Draw seconds and memory against weights; computed points are hollow, the trial is a cross."""
-    import matplotlib
+    from matplotlib.figure import Figure
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, (left, right) = pyplot.subplots(1, 2, figsize=(9.6, 3.4), layout="constrained")
+    figure = Figure(figsize=(9.6, 3.4), layout="constrained")
+    left, right = figure.subplots(1, 2)
     counts = [row["weights"] for row in rows]
     sides = [(left, {name: [row[name]["seconds"] for row in rows] for name in LINES}, LINES)]
     peaks = {name: [row[name]["peak"] / 1e9 for row in rows] for name in ("first apply", "later apply")}
@@ -102,8 +102,7 @@ def draw(rows: list[dict[str, Any]], trial: dict[str, float], path: Path) -> Non
     right.plot(counts[-1:], [trial["peak"] / 1e9], "x", color="#d55e00")
     left.set_ylabel("seconds, two cores")
     right.set_ylabel("peak memory, GB")
-    figure.savefig(path, dpi=150)
-    pyplot.close(figure)
+    return figure
 
 
 @click.command(help=__doc__)
@@ -120,7 +119,7 @@ def main(plot: Path | None) -> None:
         print(f"| {row['model'].removesuffix('.gguf')} | {' | '.join(seconds)} | {peak:.1f} GB |")
     print(f"| 7B, tried | {trial['first apply']:,.0f} | | | | {trial['peak'] / 1e9:.1f} GB |")
     if plot is not None:
-        draw(rows, trial, plot)
+        save_figure(plot, lambda: draw(rows, trial))
 
 
 if __name__ == "__main__":

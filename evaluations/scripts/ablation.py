@@ -30,6 +30,7 @@ from ffedit import EditConfig, Fact
 from ffedit.benchmark.settings import held_out
 from ffedit.editor import name_keys
 from ffedit.editor.methods import preset, set_number
+from ffedit.editor.statistics import text_for
 from ffedit.evaluator import generations
 from ffedit.files.resuming import Journal, read_journal
 from ffedit.layer_choice.choose import spread_below
@@ -51,7 +52,8 @@ MODELS = {
     "qwen2.5-1.5b": Model("qwen-counterfact.json", 40, "bfloat16"),
 }
 # What a variant changes: dotted names of settings, "method", "preset", "spread" (the number of layers that share an
-# edit), "tokens" (of the text for key statistics), or "names": N if every N-th name counts.
+# edit), "tokens" (of the text for key statistics, instead of those of a single edit), or "names": N if every N-th name
+# counts.
 VARIANTS: dict[str, dict[str, Any]] = {
     "default": {},
     "- contexts": {"prompts.contexts": 0},
@@ -133,11 +135,11 @@ def run(
             config = config_of(variants[variant])
             layers = spread_below(edited_layer, variants[variant].get("spread", 1))
             tokens = variants[variant].get("tokens")
-            stats = ffedit.collect_stats(
-                editable, layers, corpus=None if tokens is None else ffedit.Corpus(tokens=tokens)
-            )
+            as_edited = text_for(editable, 1, config.seed, names=config.key.names_weight > 0)
+            text = as_edited if tokens is None else ffedit.Corpus(tokens=tokens)
+            stats = ffedit.collect_stats(editable, layers, corpus=text)
             settings = {"variant": variant, "model": name, "dtype": dtype or model.dtype, "layer": edited_layer}
-            settings |= {**variants[variant], "config": config.to_dict()}
+            settings |= {**variants[variant], "tokens": text.tokens, "config": config.to_dict()}
             journal = Journal(path_of(out, name, variant), settings)
             with patch.object(name_keys, "THIRD", variants[variant].get("names", name_keys.THIRD)):
                 for fact in facts:

@@ -35,13 +35,13 @@ class Answers:
     def __call__(self, pairs: Sequence[tuple[str, str]]) -> list[bool]:
         """Return whether the model says each object after its prompt: its tokens, and then no letter or digit."""
         encoded = [encoded_pair(self.editable, prompt, object) for prompt, object in pairs]
-        asked = {prompt: e for (prompt, _), e in zip(pairs, encoded, strict=True) if e is not None}
-        # Most answers fail at their first token; only the others are generated to their end.
-        self._ask({prompt: e for prompt, e in asked.items() if prompt not in self.said}, 1)
+        asked = [(prompt, e) for (prompt, _), e in zip(pairs, encoded, strict=True) if e is not None]
+        # Most answers fail at their first token; only the others are generated to their end, a prompt's longest last.
+        self._ask({prompt: e for prompt, e in asked if prompt not in self.said}, 1)
         by_length: dict[int, dict[str, Encoded]] = defaultdict(dict)
-        for prompt, e in asked.items():
+        for prompt, e in sorted(asked, key=lambda pair: len(pair[1].target_ids)):
             ids = tuple(self.said[prompt])
-            if len(ids) <= len(e.target_ids) and ids == e.target_ids[: len(ids)]:
+            if ids == e.target_ids[: len(ids)]:
                 by_length[len(e.target_ids) + 1][prompt] = e
         for count, texts in by_length.items():
             self._ask(texts, count)

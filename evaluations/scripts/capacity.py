@@ -25,10 +25,12 @@ from one_by_one import written
 import ffedit
 from ffedit.algebra.key_moments import KeyMoments
 from ffedit.algebra.low_rank import LowRank
+from ffedit.display.figures.saving import save_figure
 from ffedit.editor.job import Problem
-from ffedit.editor.key import LayerKeys, build_prompts, read_keys
+from ffedit.editor.key import LayerKeys, build_prompts, read_keys, without_sinks
 from ffedit.editor.methods import METHODS, config_from_dict
 from ffedit.editor.name_keys import name_moments
+from ffedit.editor.protect import beginning_keys
 from ffedit.evaluator import Evaluation, FactScores, mean_scores
 from ffedit.facts.fact import by_subject
 
@@ -49,9 +51,10 @@ def solutions(
     ff, config = editable.feed_forward[at.layer], config_from_dict(values.provenance["config"])
     groups = by_subject(values.facts)
     assert [group[0].subject for group in groups] == values.subjects(at)
-    all_keys = read_keys(editable, ff, build_prompts(editable, groups, config))
+    all_keys = read_keys(editable, ff, without_sinks(editable, ff, build_prompts(editable, groups, config)))
     moments = name_moments(editable, [ff], values.subjects(at), config.key)
     names = moments.get(at.layer)
+    kept = beginning_keys(editable, [ff])[at.layer] if config.key.keep_beginning else keys[:, :0]
     ends = list(accumulate(len(group) for group in groups))
     for count in counts:
         n = min(bisect_left(ends, count) + 1, len(groups))
@@ -60,20 +63,18 @@ def solutions(
         spread = layer_keys.context_spread(config.key.context_weight)
         for method in METHODS_COMPARED:
             names_counted = names if METHODS[method].names else None
-            problem = Problem(ff.matrix, K, V, [stats[at]], spread, K[:, :0], config, names_counted)
+            problem = Problem(ff.matrix, K, V, [stats[at]], spread, kept.double(), config, names_counted)
             delta = METHODS[method].solve(problem)
             yield ends[n - 1], method, {at: delta}, delta.norm() / float(ff.matrix.norm())
 
 
-def draw(rows: Sequence[dict[str, Any]], path: Path, title: str) -> None:
+def draw(rows: Sequence[dict[str, Any]], title: str) -> Any:
     """Draw one panel for each score and task, with a line for each method."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
+    from matplotlib.figure import Figure
 
     names = ("efficacy", "paraphrase", "specificity", "agreement", "sequences", "perplexity")
-    figure, panels = pyplot.subplots(2, 3, figsize=(9.6, 5.2), sharex=True, layout="constrained")
+    figure = Figure(figsize=(9.6, 5.2), layout="constrained")
+    panels = figure.subplots(2, 3, sharex=True)
     for panel, name in zip(panels.flat, names, strict=True):
         for method, colour in zip(METHODS_COMPARED, ("#0072b2", "#d55e00"), strict=True):
             points = [row for row in rows if row["method"] == method]
@@ -86,9 +87,7 @@ def draw(rows: Sequence[dict[str, Any]], path: Path, title: str) -> None:
         panel.set_xlabel("facts written")
     panels[0, 0].legend(frameon=False, fontsize="small")
     figure.suptitle(title, fontsize="medium")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150)
-    pyplot.close(figure)
+    return figure
 
 
 @click.command(help=__doc__)
@@ -119,7 +118,9 @@ def main(run: Path, counts: str, out: Path | None, plot: Path | None) -> None:
     if out is not None:
         keep(out, {"model": name, "layer": layer, "watched": WATCHED, "rows": rows})
     if plot is not None:
-        draw(rows, plot, f"{name}, layer {layer}: the first {WATCHED} facts, as more are written")
+        plot.parent.mkdir(parents=True, exist_ok=True)
+        title = f"{name}, layer {layer}: the first {WATCHED} facts, as more are written"
+        save_figure(plot, lambda: draw(rows, title))
 
 
 def scores_of(scored: Sequence[FactScores]) -> dict[str, float | None]:

@@ -14,6 +14,7 @@ one edit. --way published-code runs the published code itself, from a checkout (
 import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -108,13 +109,20 @@ def main(
         method_option = {} if method is None else {"method": method}
         return ffedit.edit(editable, facts, config=held_out(config, facts), **method_option, **options)
 
+    def first_edit() -> ffedit.Edit:
+        """Return the edit of the first fact that can be edited."""
+        for fact in facts[:-1]:
+            with suppress(ffedit.FFEditError):
+                return write([fact], layers=edited_layers, stats=text)
+        return write(facts[-1:], layers=edited_layers, stats=text)
+
     once: dict[str, float] = {}
 
     # Once for a model.
     requested = None if layer == "auto" else [int(layer)]
     edited_layers = requested if layers is None else parse_layers(layers, len(editable.layers), ("auto",))
     with timed(spent := {}):
-        first = write(facts[:1], layers=edited_layers, stats=text)
+        first = first_edit()
     once["first edit of ffedit, with what it collects"] = spent["seconds"]
     edited_layers = edited_layers or sorted({address.layer for address in first.updates})
     shared_layer = edited_layers[-1] if requested is None else requested[0]

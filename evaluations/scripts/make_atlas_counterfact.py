@@ -24,6 +24,7 @@ from typing import Any
 import click
 from common import facts_of
 from follows import Consequences
+from make_edits import Known, record_of
 
 import ffedit
 from ffedit.evaluator.formulas import success
@@ -62,26 +63,11 @@ def main(model: str, seed: int, count: int, apart: Path | None) -> None:
         unseen = relation.templates[held_out(triple.subject, relation.name)]
         mates = [s for s, o in relation.facts.items() if o == triple.object and s != triple.subject]
         if len(records) < count and known(editable, prompt.format(triple.subject), triple.object, new):
-            record = {
-                "case_id": len(records),
-                "split": "reporting",
-                "requested_rewrite": {
-                    "prompt": prompt,
-                    "relation_id": relation.name,
-                    "target_new": {"str": new},
-                    "target_true": {"str": triple.object},
-                    "subject": triple.subject,
-                },
-                "paraphrase_prompts": [t.format(triple.subject) for t in [unseen, *rest[: PARAPHRASES - 1]]],
-                "neighborhood_prompts": [
-                    rng.choice(relation.trained(mate)).format(mate)
-                    for mate in rng.sample(mates, min(NEIGHBORS, len(mates)))
-                ],
-                "attribute_prompts": [],
-                "generation_prompts": [triple.subject],
-                "same_subject": [],
-                "portability": [],
-            }
+            subject, old, paraphrases = triple.subject, triple.object, [unseen, *rest[: PARAPHRASES - 1]]
+            near = rng.sample(mates, min(NEIGHBORS, len(mates)))
+            neighbors = [Known(relation.name, mate, old, tuple(relation.trained(mate))) for mate in near]
+            record = record_of(relation.name, subject, prompt, paraphrases, old, new, neighbors, rng)
+            record["case_id"] = len(records)
             for other in table.subjects[triple.subject]:
                 if other.relation != triple.relation:
                     templates = rng.sample(table.relations[other.relation].trained(triple.subject), 2)

@@ -306,7 +306,7 @@ def record_of(
     neighbors: Sequence[Known],
     rng: random.Random,
 ) -> dict[str, Any]:
-    """Write a record of CounterFact with a prompt for each neighbor in `near`, and no other facts of the subject."""
+    """Write a record of CounterFact with a prompt for each of `neighbors`, and no other facts of the subject."""
     return {
         "case_id": 0,
         "split": "reporting",

@@ -36,6 +36,7 @@ from ffedit import Editable, EditConfig, Fact
 from ffedit.algebra import bootstrap
 from ffedit.benchmark.settings import held_out
 from ffedit.editor.methods import set_numbers
+from ffedit.editor.statistics import text_for
 from ffedit.evaluator import generations
 from ffedit.files.resuming import Journal, read_journal
 from ffedit.layer_choice.calibrate import in_turn
@@ -93,8 +94,10 @@ def run(
         model = MODELS[name]
         model = replace(model, layers=layers or model.layers, limit=limit or model.limit)
         editable = ffedit.load(models / "gguf" / f"{name}.gguf")
-        header = {"model": name, "layers": model.layers, "samples": SAMPLES, "config": config.to_dict()}
-        journal, stats = Journal(out / f"{name}.jsonl", header), ffedit.collect_stats(editable, model.layers)
+        text = text_for(editable, 1, config.seed)
+        header = {"model": name, "layers": model.layers, "samples": SAMPLES, "tokens": text.tokens}
+        journal = Journal(out / f"{name}.jsonl", {**header, "config": config.to_dict()})
+        stats = ffedit.collect_stats(editable, model.layers, corpus=text)
         facts = in_turn(facts_in(DATA_FOLDER / model.facts, "development", probed=True))[: model.limit]
         for fact in facts[share[0] :: share[1]]:
             lines = [line for line in journal.lines if line["fact"] == name_of(fact)]

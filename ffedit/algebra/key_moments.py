@@ -45,13 +45,13 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from ffedit.algebra.linalg import RefinedInverse
 from ffedit.errors import EditError, brief
 from ffedit.facts.form import INTEGER, NUMBER, TEXT, Maybe, check_form
-from ffedit.files.seal import UNSEALED, check, seal
+from ffedit.files.seal import check
+from ffedit.files.tensor_ranges import write
 
 # Products are taken in blocks of this many rows: small enough to save nearly half, large enough for full speed (at d_ff
 # 1,536, 256 rows take 0.80 of the seconds of 768, at 3,072 0.89; fewer take no less).
@@ -143,8 +143,7 @@ class KeyMoments:
         """Write as safetensors; the caller moves the file to its final path."""
         metadata = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("sum", "factors")}
         metadata["numbers"] = self.numbers
-        save_file({"sum": self.sum.cpu().contiguous()}, path, metadata={"moments": json.dumps(metadata), **UNSEALED})
-        seal(path)
+        write(path, {"sum": (self.sum.dtype, tuple(self.sum.shape), [self.sum])}, moments=json.dumps(metadata))
 
     @classmethod
     def load(cls, path: Path, fingerprint: str | None = None) -> KeyMoments:
@@ -274,14 +273,15 @@ class KeyMomentsFitter:
         many as there are keys.
         """
         keys, counted = keys.float(), (weights > 0).to(keys.device)
-        if self.probes is None and (tokens is None or bool(keys.any())):
-            self.probes = _draw_probes(keys, weights)
+        probes, median, sinks = self.probes, self.median, self.sinks
+        if probes is None and (tokens is None or bool(keys.any())):
+            probes = _draw_probes(keys, weights)
         lengths = keys.norm(dim=1)
-        if not self.median and bool((counted_lengths := lengths[counted & (lengths > 0)]).numel()):
-            self.median = float(counted_lengths.median())
-        if self.median:
-            scale = (LONGEST * self.median / lengths).clamp(max=1)
-            self.sinks += int((counted & (scale < 1)).sum())
+        if not median and bool((counted_lengths := lengths[counted & (lengths > 0)]).numel()):
+            median = float(counted_lengths.median())
+        if median:
+            scale = (LONGEST * median / lengths).clamp(max=1)
+            sinks += int((counted & (scale < 1)).sum())
             keys = keys * scale[:, None]
         keys = keys * weights.sqrt().to(keys)[:, None]
         half = self.batches % 2
@@ -295,6 +295,7 @@ class KeyMomentsFitter:
             shape = columns.shape[1], size - first
             product = products[: shape[0] * shape[1]].view(shape)
             total[first : first + BLOCK, first:] += torch.mm(columns.T, keys[:, first:], out=product).cpu()
+        self.probes, self.median, self.sinks = probes, median, sinks
         self.counts[half] += len(keys) if tokens is None else tokens
         self.reached[half] += int(counted.sum())
         self.left_out += len(keys) - int(counted.sum())

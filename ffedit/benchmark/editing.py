@@ -13,8 +13,8 @@ current output. A method that `preserves` earlier edits gets its own. The edited
 (`edits/METHOD/weights.safetensors`), bit for bit: a run that was interrupted continues from them, and every process but
 the first loads them from there. All processes choose the values of an edit, and the first writes it.
 
-An edit that cannot be made is recorded as failed. If another process ends during an edit, nothing is recorded and the
-run ends; it can be continued.
+An edit that cannot be made is recorded as failed. If memory fails or another process ends during an edit, nothing is
+recorded and the run ends; it can be continued.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from ffedit.editor.combine import combine
 from ffedit.editor.config import EditConfig
 from ffedit.editor.edit import Edit, applied_edits
 from ffedit.editor.methods import METHODS
-from ffedit.errors import EditError, FFEditError, ModelError, ProcessError
+from ffedit.errors import EditError, FFEditError, ModelError
 from ffedit.facts.fact import Fact, by_subject
 from ffedit.files.resuming import load_state, save_state
 from ffedit.inference.distributed import ProcessGroup
@@ -97,8 +97,6 @@ def edit_single_or_batch(task: Task) -> None:
                 figures = {name: edit.provenance[name] for name in ("seconds", "norm_ratio")}
                 with edit.applied(task.editable):
                     scorer.record_edited(scorer.facts, method, "after", chunk, figures)
-            except ProcessError:
-                raise
             except FFEditError as error:
                 task.record_failure(scorer.facts, method, chunk, error)
 
@@ -213,8 +211,6 @@ class MethodSequence:
             if chunk > last and not task.journal.failed(method, chunk):
                 try:
                     seconds = self._write(chunk)
-                except ProcessError:
-                    raise
                 except FFEditError as error:
                     task.record_failure(facts, method, chunk, error)
                 else:

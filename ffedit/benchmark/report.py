@@ -140,44 +140,32 @@ class Results:
     """The lines of a journal, indexed by method and moment; `facts` are those that they refer to by index."""
 
     def __init__(self, journal: Journal, facts: Sequence[Fact]) -> None:
-        self._facts: dict[tuple[str, str], list[Line]] = defaultdict(list)
-        self._models: dict[tuple[str, str], list[Line]] = defaultdict(list)
-        self._scores: dict[tuple[str, str], dict[int, FactScores]] = defaultdict(dict)
+        self.lines: dict[tuple[str, str], list[Line]] = defaultdict(list)  # of facts, ordered by chunk and fact
+        self.models: dict[tuple[str, str], list[Line]] = defaultdict(list)  # about the whole model, ordered by chunk
+        self.scores: dict[tuple[str, str], dict[int, FactScores]] = defaultdict(dict)  # by the index of the fact
         for _, line in sorted(journal.lines.items()):
             indices = [line.fact, *(_index(name) for name in line.measured.get("problems", ()))]
             if not all(WHOLE <= index < len(facts) for index in indices):
                 raise EditError(f"the results are of fact {max(indices)}; the run has {counted(len(facts), 'fact')}")
             moment = line.method, line.when
-            (self._models if line.fact == WHOLE else self._facts)[moment].append(line)
+            (self.models if line.fact == WHOLE else self.lines)[moment].append(line)
             if line.fact != WHOLE and "error" not in line.measured:
-                self._scores[moment][line.fact] = unpack(line.measured, facts[line.fact])
-        self.before = self.scores(UNEDITED, "before")
-
-    def lines(self, method: str, when: str) -> list[Line]:
-        """Return the lines of facts, ordered by chunk and fact."""
-        return self._facts.get((method, when), [])
-
-    def models(self, method: str, when: str) -> list[Line]:
-        """Return the lines about the whole model, ordered by chunk."""
-        return self._models.get((method, when), [])
-
-    def scores(self, method: str, when: str) -> dict[int, FactScores]:
-        """Return the scores by the index of the fact."""
-        return self._scores.get((method, when), {})
+                self.scores[moment][line.fact] = unpack(line.measured, facts[line.fact])
+        self.before = self.scores.get((UNEDITED, "before"), {})
 
     def row(self, name: str, method: str, when: str, only: Iterable[int] | None = None) -> Row:
         """Average over all facts, or over the indices in `only`, and over the model's lines."""
-        scores = self.scores(method, when)
+        scores = self.scores.get((method, when), {})
         indices = sorted(scores if only is None else set(scores) & set(only))
-        models = [line.measured for line in self.models(method, when)]
+        models = [line.measured for line in self.models.get((method, when), ())]
         of_model = [score for score, metric in METRICS.items() if metric.function is None]
         values = {score: [model[score] for model in models if model.get(score) is not None] for score in of_model}
         return _row(name, [scores[i] for i in indices], values)
 
     def curve(self, method: str) -> dict[int, str]:
         """Map the number of facts edited at each checkpoint to the checkpoint's name in the lines (`Line.when`)."""
-        moments = [when for name, when in self._models if name == method and when != "after"]
-        return dict(sorted((len({line.fact for line in self.lines(method, when)}), when) for when in moments))
+        moments = [when for name, when in self.models if name == method and when != "after"]
+        return dict(sorted((len({line.fact for line in self.lines.get((method, when), ())}), when) for when in moments))
 
 
 def _row(name: str, facts: Sequence[FactScores], of_model: Mapping[str, Sequence[float]]) -> Row:
@@ -206,7 +194,7 @@ def report(
 ) -> BenchReport:
     """Compute all figures from the lines of a run; `methods` are in the order of the tables."""
     results, last = Results(journal, facts), "end" if sequential else "after"
-    ends = {method: results.scores(method, last) for method in methods}
+    ends = {method: results.scores.get((method, last), {}) for method in methods}
     return BenchReport(
         run=run,
         before=results.row("before", UNEDITED, "before"),
@@ -222,21 +210,22 @@ def report(
 def _method(results: Results, method: str, last: str, sequential: bool) -> MethodReport:
     knew = [i for i, fact in results.before.items() if fact.scores.knew]
     known = results.row("before", UNEDITED, "before", knew), results.row(method, method, last, knew)
-    lines = results.lines(method, "after")
-    edits = [line.measured for line in results.models(method, "after") if "error" not in line.measured]
-    count = max(len(results.scores(method, "after")), 1)
-    ratios = [model["norm_ratio"] for model in edits if model["norm_ratio"] is not None]
+    lines, models = results.lines.get((method, "after"), []), results.models.get((method, "after"), [])
+    edits = {line.chunk: line.measured for line in models if "error" not in line.measured}
+    written = sum(line.chunk in edits for line in lines)
+    ratios = [model["norm_ratio"] for model in edits.values() if model["norm_ratio"] is not None]
     return MethodReport(
         after=results.row(method, method, "after"),
         end=results.row(method, method, "end") if sequential else None,
         known=known if knew else None,
-        change=change(("before", method), results.before, results.scores(method, last)),
+        change=change(("before", method), results.before, results.scores.get((method, last), {})),
         curve=tuple(results.row(str(n), method, when) for n, when in results.curve(method).items()),
         failed=sum("error" in line.measured and line.measured.get("finite") is not False for line in lines),
         not_finite=sum(line.measured.get("finite") is False for line in lines),
         norm_ratio=(ratios[-1] if sequential else fmean(ratios)) if ratios else None,
         seconds_per_fact={
-            name: sum(model["seconds"][name] for model in edits) / count for name in ("choosing", "solving")
+            name: sum(model["seconds"][name] for model in edits.values()) / max(written, 1)
+            for name in ("choosing", "solving")
         },
     )
 
@@ -248,8 +237,8 @@ def _failures(results: Results, facts: Sequence[Fact], methods: Sequence[str]) -
         fact = facts[i]
         return {"fact": i, "case_id": fact.case_id, "subject": fact.subject, "method": method, "reason": reason}
 
-    for line in results.models(UNEDITED, "before"):
+    for line in results.models.get((UNEDITED, "before"), ()):
         yield from (failure(_index(i), None, reason) for i, reason in line.measured["problems"].items())
     for method in methods:
-        lines = [line for line in results.lines(method, "after") if "error" in line.measured]
+        lines = [line for line in results.lines.get((method, "after"), ()) if "error" in line.measured]
         yield from (failure(line.fact, method, line.measured["error"]) for line in lines)

@@ -1,14 +1,14 @@
 """The steps that every mode of a benchmark shares: score facts before and after an edit, and write the scores down.
 
 Where an edit cannot be computed or applied, or the edited model's output is not finite, the reason is recorded instead
-of scores; it is counted and listed in the report, and the run continues.
+of scores; it is counted and listed in the report, and the run continues. Where memory fails, which tells nothing about
+the edit, the run ends; it can be continued.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,11 @@ from ffedit.benchmark.folder import UNEDITED, WHOLE, Journal, Line
 from ffedit.benchmark.settings import Mode
 from ffedit.editor.config import EditConfig
 from ffedit.editor.methods import METHODS
-from ffedit.errors import FactError, FFEditError, ModelError
+from ffedit.errors import FactError, FFEditError, ModelError, ProcessError
 from ffedit.evaluator import Evaluation, FactScores, GenericText
+from ffedit.evaluator.prompts import questions
 from ffedit.facts.fact import Fact
+from ffedit.inference.batching import out_of_memory
 from ffedit.inference.distributed import ProcessGroup
 from ffedit.model.editable import Editable
 from ffedit.model.memory import Address
@@ -62,7 +64,9 @@ class Task:
             self.progress(method, sum(self.journal.done(*key[:3]) for key in keys), len(indices))
 
     def record_failure(self, facts: Sequence[int], method: str, chunk: int, error: FFEditError) -> None:
-        """Record the reason why an edit could not be made, for each of its facts."""
+        """Record the reason why an edit could not be made, for each of its facts; raise what says nothing about it."""
+        if isinstance(error, ProcessError) or out_of_memory(error):
+            raise error
         reason = {"error": str(error), **({"finite": False} if isinstance(error, ModelError) else {})}
         self.record(method, "after", chunk, dict.fromkeys(facts, reason), reason)
 
@@ -75,32 +79,36 @@ class Scorer:
     """
 
     def __init__(self, task: Task, facts: Sequence[int]) -> None:
-        self._task, group = task, task.process_group
+        self._task, self.facts, group = task, facts, task.process_group
         self.problems: dict[int, str] = {}
-        try:
-            group.in_all(partial(self._prepare, facts))
-        except FactError:
-            self.problems = group.in_all(lambda: {i: why for i in group.share(facts) if (why := self._problem(i))})
-        self.problems = {i: reason for share in group.gather(list(self.problems.items())) for i, reason in share}
-        if self.problems:
-            group.in_all(partial(self._prepare, [i for i in facts if i not in self.problems]))
+        while True:
+            try:
+                self._evaluation = group.in_all(self._prepared)
+                return
+            except FactError:
+                shares = group.gather(group.in_all(self._own_problems))
+                if not any(shares):
+                    raise
+            # What is asked of a fact depends on the others, so that without these another one may not fit.
+            self.problems |= {i: reason for share in shares for i, reason in share}
+            self.facts = [i for i in facts if i not in self.problems]
 
-    def _prepare(self, facts: Sequence[int]) -> None:
-        task, self.facts = self._task, facts
-        positions = task.process_group.share(range(len(facts)))
-        self._own = {facts[position]: position for position in positions}
-        self._evaluation = None
-        if positions:
-            edited = [task.facts[i] for i in facts]
-            evaluation = Evaluation(task.editable, edited, task.progress, task.full, positions, weights=task.weights)
-            self._evaluation = evaluation
+    def _prepared(self) -> Evaluation | None:
+        task, positions = self._task, self._task.process_group.share(range(len(self.facts)))
+        self._own = {self.facts[position]: position for position in positions}
+        if not positions:
+            return None
+        edited = [task.facts[i] for i in self.facts]
+        return Evaluation(task.editable, edited, task.progress, task.full, positions, weights=task.weights)
 
-    def _problem(self, i: int) -> str | None:
-        try:
-            Evaluation(self._task.editable, [self._task.facts[i]])
-        except FactError as error:
-            return str(error)
-        return None
+    def _own_problems(self) -> list[tuple[int, str]]:
+        edited, problems = [self._task.facts[i] for i in self.facts], []
+        for i in self._own:
+            try:
+                questions(self._task.editable, [self._task.facts[i]], edited, self._task.full)
+            except FactError as error:
+                problems.append((i, str(error)))
+        return problems
 
     def record_before(self, chunk: int) -> None:
         """Record the scores of the unedited model unless the results have them already."""
@@ -131,6 +139,8 @@ class Scorer:
         try:
             scores, drift, perplexity = group.in_all(measured)
         except ModelError as error:
+            if out_of_memory(error):
+                raise
             reason = {"error": str(error), "finite": False}
             unmeasured = dict.fromkeys(facts, reason)
             task.record(method, when, chunk, unmeasured, {**model, "reason": str(error), "finite": False})

@@ -52,7 +52,7 @@ PANELS = {
     "The fact, instead of FACTS": ("--subject", "--prompt", "--target", "--previous"),
     "The edit": (
         *("--layers", "--fact-token", "--method", "--methods", "--spread", "--preset", "--set", "--corpus", "--stats"),
-        *("--tokens", "--seed"),
+        *("--seed", "--protect", "--require", "--strict"),
     ),
     "The model": (
         *("--model", "--chat", "--device", "--dtype", "--revision", "--trust-remote-code", "--value-matrix"),
@@ -63,7 +63,17 @@ PANELS = {
         *("--json", "--quiet", "--verbose", "--log"),
     ),
 }
-HELP = {"option_groups": {"*": [{"name": name, "options": list(options)} for name, options in PANELS.items()]}}
+EDITING = ("apply", "bench", "choose-layer")  # in other commands, options of "The edit" are of something else
+HELP = {
+    "option_groups": {
+        f"ffedit {command}*": [
+            {"name": name, "options": list(options)}
+            for name, options in PANELS.items()
+            if command in EDITING or name != "The edit"
+        ]
+        for command in COMMANDS
+    }
+}
 
 
 class Lazy(click.RichGroup):

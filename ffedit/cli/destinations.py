@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -55,13 +56,13 @@ class Destinations:
         paths = (self.out, self.export_to, self.plot, self.html, self.save_recipe, self.json_to)
         return ", ".join(str(path) for path in paths if path not in (None, "-"))
 
-    def saved(self, done: bool) -> list[str]:
-        """List the folders that were written, with the command that undoes an export, or "not saved" unless `done`."""
-        folders = [path for path in (self.out, self.export_to) if path is not None]
-        if not folders or not done:
-            return ["not saved"] if folders else []
+    def saved(self, written: Sequence[Path]) -> list[str]:
+        """List the folders that were `written`, with the command that undoes an export; "not saved" if none was."""
+        folders = [path for path in (self.out, self.export_to) if path is not None and path in written]
+        if not folders:
+            return ["not saved"] if self.out or self.export_to else []
         parts = ["saved " + " and ".join(f"{path}{'' if path.suffix == '.gguf' else '/'}" for path in folders)]
-        if self.export_to is not None and not self.is_gguf:
+        if self.export_to in written and not self.is_gguf:
             parts.append(f"undo: {join(['ffedit', 'undo', str(self.export_to), '--out', 'as-before'])}")
         return parts
 

@@ -277,15 +277,14 @@ html_option = click.option(
 )
 
 
-def output_options(command: Command) -> Command:
-    """Add `--json`, `--quiet`, `--verbose` and `--log`; the command, and the options above it, receive a `surface`."""
+def surface_options(command: Command) -> Command:
+    """Add `--quiet`, `--verbose` and `--log`; the command, and the options above it, receive a `surface`."""
 
-    @click.option("--json", "json_to", metavar="FILE|-", help="Write the result as one JSON object.")
     @click.option("--quiet", "-q", is_flag=True, help="Show nothing but errors.")
     @click.option("--verbose", "-v", is_flag=True, help="Show reasons and all numbers; log each step, with its time.")
     @click.option("--log", type=FILE, metavar="FILE", callback=written_file, help="Append the log to this file.")
     @functools.wraps(command)
-    def wrapped(json_to: str | None, quiet: bool, verbose: bool, log: Path | None, **kwargs: Any) -> Any:
+    def wrapped(quiet: bool, verbose: bool, log: Path | None, json_to: str | None = None, **kwargs: Any) -> Any:
         _refuse_overwriting({"json_to": json_to, "log": log, **kwargs})
         if not is_first_process():
             return command(surface=Surface(quiet=True), **kwargs)
@@ -293,3 +292,8 @@ def output_options(command: Command) -> Command:
             return command(surface=Surface(json_to, quiet, verbose), **kwargs)
 
     return wrapped  # type: ignore[return-value]
+
+
+output_options = all_of(
+    click.option("--json", "json_to", metavar="FILE|-", help="Write the result as one JSON object."), surface_options
+)

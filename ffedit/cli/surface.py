@@ -112,7 +112,7 @@ class Surface:
         console = PlainConsole(stderr=True)
         if console.is_terminal and not self.quiet:
             self._stop()
-            self._status = console.status(f"{what} …")
+            self._status = console.status(Text(f"{what} …"))  # of a str it would read markup
             self._status.start()
             get_current_context().call_on_close(self._stop)
 

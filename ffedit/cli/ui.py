@@ -9,14 +9,14 @@ from typing import Any
 import rich_click as click
 
 from ffedit.cli import work
-from ffedit.cli.options import asking_options, output_options
+from ffedit.cli.options import asking_options, surface_options
 from ffedit.errors import EditError
 
 HOST = "127.0.0.1"
 
 
 @click.command()
-@output_options
+@surface_options
 @asking_options
 @click.option("--port", default=7860, type=click.IntRange(1, 65535), help="Port on this machine (127.0.0.1).")
 def ui(port: int, **kwargs: Any) -> None:

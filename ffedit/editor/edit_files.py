@@ -15,7 +15,7 @@ from typing import Any
 
 from ffedit.errors import EditError
 from ffedit.facts.fact import show
-from ffedit.facts.form import EVERY, INTEGER, NUMBER, OBJECT, TEXT, YES_OR_NO, Form, Maybe, check_form
+from ffedit.facts.form import EVERY, INTEGER, NUMBER, TEXT, YES_OR_NO, Form, Maybe, check_form
 
 FORMAT = 2
 TENSORS, MANIFEST = "edit.safetensors", "manifest.json"
@@ -36,9 +36,10 @@ _SOLVED: Form = {
     **{"subject": TEXT, "tokens": [INTEGER], "probabilities": [NUMBER], "loss": [NUMBER], "contexts": [TEXT]},
     **{"from": TEXT},
 }
+_CONFIG: Form = {"key": {"fact_token": TEXT}, "value": {"steps": INTEGER, "target_probability": NUMBER}}
 _PART: Form = {
     **{"method": TEXT, "model": TEXT, "chat": YES_OR_NO, "layers": [INTEGER], "fingerprint": TEXT},
-    **{"subjects": {EVERY: [TEXT]}, "config": OBJECT, "configs": {EVERY: OBJECT}, "solved": [_SOLVED]},
+    **{"subjects": {EVERY: [TEXT]}, "config": _CONFIG, "configs": {EVERY: _CONFIG}, "solved": [_SOLVED]},
 }
 PROVENANCE: Form = {
     **_PART,

@@ -19,7 +19,7 @@ from ffedit.algebra.low_rank import LowRank
 from ffedit.algebra.updates import moment
 from ffedit.editor.config import EditConfig
 from ffedit.editor.edit import Edit
-from ffedit.editor.metric import as_matrix, factored, is_long
+from ffedit.editor.metric import as_matrix, metric
 from ffedit.editor.name_keys import NameMoment
 from ffedit.editor.protect import Protected
 from ffedit.errors import EditError
@@ -114,9 +114,7 @@ class Problem:
     @cached_property
     def metric(self) -> Metric:
         """C as `algebra.updates` takes it: a matrix, or, where d_ff is large, a cached factor and a few rows."""
-        if is_long(self.moments, self.spread, self.names):
-            return factored(self.moments, self.spread, self.names)
-        return self.C
+        return metric(self.moments, self.spread, self.names)
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,7 @@ THIRD, BLOCK = 3, 256  # for one subject, every third name counts; rows of a mom
 
 
 def names_for(subjects: int) -> tuple[str, ...]:
-    """Return the names that count in an edit of so many subjects: for one, every third of those that ship.
+    """Return the names that count in an edit of so many subjects: for one, every third built-in name.
 
     Scores do not depend on the rest, which takes long to read (docs/scale.md, "Fewer tokens").
     """
@@ -106,7 +106,7 @@ def name_moments(
     """Return the moment of names by layer; empty where names have no weight.
 
     Names that contain one of `subjects`, or are part of one, do not count, nor do those in `left_out`. `among` are the
-    names to read, None for all that ship.
+    names to read, None for all built-in ones.
     """
     if not config.names_weight:
         return {}
@@ -138,7 +138,7 @@ def read_names(
     ff_layers: Sequence[FeedForward],
     among: Sequence[str] | None = None,
 ) -> dict[int, NameKeys]:
-    """Return the keys of the names `among`, None for all that ship, by layer, in the unedited model.
+    """Return the keys of the names `among`, None for all built-in ones, by layer, in the unedited model.
 
     They come from the cache; layers that are not there are read in one pass.
     """

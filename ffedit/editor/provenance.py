@@ -88,7 +88,8 @@ class Record:
         Its `division` is 1 / (u C uᵀ) for each row u of the right factor: for one fact written by equality, kᵀC⁻¹k;
         with several facts, the part of it that no other key shares. Tiny numbers make huge updates.
         """
-        division = (1.0 / (delta.right.T * (problem.metric @ delta.right.T)).sum(0)).tolist()
+        C = problem.metric if "metric" in vars(problem) else problem.C  # a product alone is not worth a factor
+        division = (1.0 / (delta.right.T * (C @ delta.right.T)).sum(0)).tolist()
         self._solutions.setdefault(ff.layer, []).append((delta.cpu(), problem.K.cpu(), problem.V.cpu()))
         for memory in ff.memories:
             at = str(memory.address)
@@ -157,8 +158,9 @@ def value_searches(edit: Edit) -> list[ValueSearch | None]:
     provenance = edit.provenance
     searches: dict[str, Iterator[ValueSearch]] = {}
     for solved in provenance.get("solved", ()):
-        if "tokens" in solved:
-            numbers = provenance.get("configs", {}).get(solved.get("from"), provenance.get("config", {}))["value"]
+        config = provenance.get("configs", {}).get(solved.get("from"), provenance.get("config", {}))
+        numbers = config.get("value", {})
+        if "tokens" in solved and {"steps", "target_probability"} <= set(numbers):
             target = numbers["target_probability"] if numbers["target_probability"] <= 1 else None
             steps = len(solved["loss"]) - 1, numbers["steps"]
             outcomes = zip(solved["tokens"], solved["probabilities"], strict=True)

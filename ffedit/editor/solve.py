@@ -90,17 +90,16 @@ def _solve_batch(
 
     quantised = any(memory.quantised for memory in job.memories)  # these cannot be written to between rounds
     rounds = 1 if quantised else config.value.rounds_of(len(groups))
-    paths = [_unfinished(job, prompt_sets, i) for i in range(rounds)]
-    values = choose_values(editable, last, prompt_sets, keys, config.value, progress, group, paths[0])
-    for path in paths[1:]:
+    unfinished = _unfinished(job, prompt_sets)
+    values = choose_values(editable, last, prompt_sets, keys, config.value, progress, group, unfinished)
+    for _ in range(1, rounds):  # interrupted, these start again: they depend on all that the change does
         with restored(job.memories):
             layer_keys = group.in_all(partial(read_with, values))
-            more = choose_values(editable, last, prompt_sets, layer_keys, config.value, progress_again, group, path)
+            more = choose_values(editable, last, prompt_sets, layer_keys, config.value, progress_again, group)
         values = [value.then(added) for value, added in zip(values, more, strict=True)]
         record.forget()
     group.in_all(partial(solve_for, values, write=not is_last))
-    for path in paths:
-        cache.forget(path)
+    cache.forget(unfinished)
     return how_solved(groups, prompt_sets, values)
 
 
@@ -131,15 +130,13 @@ def store(
             memory.write_(LowRank(delta.left, right))
 
 
-def _unfinished(job: Job, prompt_sets: Sequence[PromptSet], earlier: int) -> Path:
-    """Return the path of an interrupted choice of values, by all that they depend on.
-
-    `earlier` is the number of rounds before this choice.
-    """
+def _unfinished(job: Job, prompt_sets: Sequence[PromptSet]) -> Path:
+    """Return the path of an interrupted first choice of values, by all that they depend on."""
     texts = [
         [(text.ids, text.answer, text.site) for text in (*prompt_set.texts, *prompt_set.mentions)]
         for prompt_set in prompt_sets
     ]
-    inputs = [__version__, fingerprint(job.editable), job.ff_layers[-1].layer, job.process_group, earlier]
-    inputs += [job.config.value, job.config.key.mention_share, texts, [len(p.keep) for p in prompt_sets]]
+    roles = [(p.fact_of, len(p.essence), len(p.keep), p.mention_share) for p in prompt_sets]
+    addresses = [str(memory.address) for memory in job.ff_layers[-1].memories]
+    inputs = [__version__, fingerprint(job.editable), addresses, job.process_group, job.config.value, texts, roles]
     return cache.entry("values", repr(inputs))

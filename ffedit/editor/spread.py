@@ -1,7 +1,7 @@
 """Share the update of a fact among several layers (MEMIT, arXiv 2210.07229, section 4.3).
 
-v* of the last layer moves the residual stream behind it by s. From the lowest layer up, each layer takes an equal
-share of what is still missing of s, at its own output: V = W K + d with c N(W K + d) − c N(W K) = share (`OutputMap`).
+v* of the last layer moves the residual stream behind it by s. From the lowest layer up, each layer adds an equal share
+of what s still lacks, at its own output: V = W K + d with c N(W K + d) − c N(W K) = share (`OutputMap`).
 """
 
 from __future__ import annotations

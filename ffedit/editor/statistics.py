@@ -38,7 +38,7 @@ from ffedit.inference.batching import refuse_out_of_memory, split_on_oom
 from ffedit.inference.corpus import FEWEST, Corpus, tokens_for
 from ffedit.inference.own_text import sampled
 from ffedit.inference.precision import averaging_dtype, computed_in
-from ffedit.inference.text import NEUTRAL_NAME, begin_rows, given, identity, neutral, row_length
+from ffedit.inference.text import NEUTRAL_NAME, begin_rows, corpus_ids, identity, neutral, row_length
 from ffedit.model.editable import Editable
 from ffedit.model.feed_forward import FeedForward, Keys
 from ffedit.model.fingerprint import fingerprint
@@ -125,7 +125,7 @@ def _rules(editable: Editable) -> str:
 def _text(editable: Editable, corpus: Corpus, progress: Progress) -> tuple[Tensor | None, str]:
     """Return the token ids of an existing text, [tokens or fewer], or None if it is to be sampled; and its name."""
     if corpus.named is not None:
-        return given(editable, corpus, progress), str(corpus)
+        return corpus_ids(editable, corpus, progress), str(corpus)
     shipped = neutral(editable) if corpus.path is None else None
     return (None, str(corpus)) if shipped is None else (shipped[: corpus.tokens], NEUTRAL_NAME)
 
@@ -341,11 +341,16 @@ def by_layer(editable: Editable, addresses: Iterable[Address]) -> list[FeedForwa
 
 
 def _check_room(memories: Sequence[KeyValueMemory]) -> None:
-    """Refuse, before a text is read, statistics without room in memory: for all sums, and the ridge of one layer."""
-    needed = 16 * sum(memory.d_ff**2 for memory in memories) + 8 * (HELD - 2) * max(m.d_ff for m in memories) ** 2
+    """Refuse, before a text is read, statistics without room in memory."""
+    needed = room(memories)
     if (free := host_memory()) < needed:
         sizes = f"needed beside the model: {needed / 1e9:.2g} GB of memory; free: {free / 1e9:.2g} GB"
         raise EditError(f"{_no_room(memories)} ({sizes})")
+
+
+def room(memories: Sequence[KeyValueMemory]) -> int:
+    """Return the bytes that key statistics take: all sums, and the ridge of one layer."""
+    return 16 * sum(memory.d_ff**2 for memory in memories) + 8 * (HELD - 2) * max(m.d_ff for m in memories) ** 2
 
 
 def _no_room(memories: Sequence[KeyValueMemory]) -> EditError:

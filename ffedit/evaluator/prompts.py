@@ -189,7 +189,8 @@ def _questions(editable: Editable, fact: Fact, edited: Edited, answers: dict[str
     def unchanged(score: str, probes: Sequence[Probe], moves: Callable[[Probe], bool]) -> list[Probe]:
         """Return the probes that the edit should not change and that have an answer; count the others in `left_out`."""
         staying = [probe for probe in probes if not moves(probe)]
-        answerable = [probe for probe in staying if probe.target is not None or probe.prompt in answers]
+        own = () if score == "specificity" else answers  # a neighbor's object is the fact's old one where it names none
+        answerable = [probe for probe in staying if probe.target is not None or probe.prompt in own]
         left_out[f"{score}/edited"] = len(probes) - len(staying)
         left_out[f"{score}/unsaid"] = len(staying) - len(answerable)
         return answerable

@@ -10,6 +10,7 @@ A fall of any metric that should stay as before the edit, of ffedit or of anothe
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, TypeAlias
@@ -189,22 +190,20 @@ def _ends(facts: Sequence[FactScores], intervals: Mapping[str, Interval]) -> dic
 
 
 def _failure(failed: Sequence[FactScores], count: int) -> str:
-    weaker = [score for score in failed if score.scores.efficacy == 0]
     if count == 1:
         (score,) = failed
         new = quoted(score.fact.new_object)
-        if weaker:
+        if score.scores.efficacy == 0:
             return f"{new} is not more likely than the old object; the model says {quoted(score.says)}"
         likelier = "" if score.scores.efficacy is None else f"{new} is now more likely than the old object, but "
         return f"{likelier}the model generates {quoted(score.says)}{'' if likelier else f', not {new}'}"
-    reasons = []
-    if weaker:
-        reasons.append(f"for {len(weaker)} of {count} facts the new object is not more likely than the old")
-    if len(failed) > len(weaker):
-        reasons.append(
-            f"for {len(failed) - len(weaker)} of {count} it is more likely, but the model generates another answer"
-        )
-    return ", and ".join(reasons)
+    reasons = {  # by efficacy; None: there was no other object to compare with
+        0: " facts the new object is not more likely than the old",
+        1: " it is more likely, but the model generates another answer",
+        None: " the model generates another answer",
+    }
+    counts = Counter(score.scores.efficacy for score in failed)
+    return ", and ".join(f"for {counts[key]} of {count}{reason}" for key, reason in reasons.items() if counts[key])
 
 
 def _success(before: Sequence[FactScores], after: Sequence[FactScores]) -> str:
@@ -228,7 +227,7 @@ def _rest(before: Scores, after: Scores, ends: Mapping[str, str]) -> str:
     if after.drift is not None:
         shown.append(f"drift {number(after.drift)} nats per token")
     text = f", and the other scores held ({', '.join(shown)})" if shown else ""
-    return text + (f"; not measured, since the fact has no prompts for it: {' and '.join(missing)}" if missing else "")
+    return text + (f"; not measured, for lack of prompts: {' and '.join(missing)}" if missing else "")
 
 
 def _caveats(before: Sequence[FactScores]) -> list[str]:

@@ -100,7 +100,7 @@ def export(
         format: "checkpoint", "adapter" (a folder for PEFT, or, where `out` ends in .gguf, a file for llama.cpp)
             or "gguf"; None: "gguf" where `out` ends in .gguf, else "checkpoint".
         revision: branch, tag or commit where `model` is a hub id.
-        trust_remote_code: run code that comes with the checkpoint when it is verified.
+        trust_remote_code: run code that comes with the checkpoint when it is loaded, if quantised, and verified.
 
     Returns:
         The folder, and what was rewritten and verified.
@@ -118,7 +118,7 @@ def export(
         raise EditError(f"format {format!r} is not known; give {choices(format, FORMATS)}")
     check_free(Path(out), force, folder=format == "checkpoint")
     as_gguf = format == "gguf" or (format == "adapter" and Path(out).suffix == ".gguf")
-    base = find_base(model, edit, revision, files=not as_gguf and format != "checkpoint")
+    base = find_base(model, edit, revision, not as_gguf and format != "checkpoint", trust_remote_code)
     if as_gguf:
         return _export_gguf(base, Path(out), format, force)
     loaded_from = base.folder or (cached_folder(base.editable) if base.editable is not None else None)
@@ -173,36 +173,29 @@ def _export_gguf(base: Base, out: Path, format: Format, force: bool) -> Exported
 def _write(base: Base, loaded_from: Path | None, folder: Path, format: Format) -> Moved | None:
     """Write an export into an empty folder, with its model card and the edits; return the bytes moved."""
     moved, origin = None, origin_of(base.name, loaded_from, base.edit.provenance.get("source"))
-    embedded = base.edit.noted(model=origin.name)
-    edits: tuple[Edit, ...] = (embedded,)
+    earlier: tuple[Edit, ...] = ()
     originals: dict[str, Matrix] = {}
     if format == "adapter":
         write_adapter(folder, origin.name, base.edit, base.revision, base.is_mixture)
+    elif base.folder is None:
+        assert base.editable is not None
+        earlier, originals = write_from_memory(base.editable, base.edit, folder)
+    else:
+        tensors = contents(base.folder)
+        plan = export_plan(tensors, base.edit)
+        moved = rewrite(base.folder, tensors, plan, folder)
+        earlier, stored = history(base.folder), read_originals(base.folder)
+        changed_before = {name for other in earlier for name in export_plan(tensors, other)}
+        stored |= {name: tensors[name] for name in plan if name not in changed_before}
+        originals = {name: matrix.matrix() for name, matrix in stored.items()}
+    edits = (*earlier, base.edit.noted(model=origin.name))
+    if format == "adapter":
         card = adapter_card(origin, base.edit, decoder_classes(base.config)[0].__name__)
     else:
-        moved, earlier, originals = write_checkpoint(base, folder)
-        edits = (*earlier, embedded)
         card = model_card(origin, edits)
     embed(folder, edits, originals)
     (folder / "README.md").write_text(card, encoding="utf-8")
     return moved
-
-
-def write_checkpoint(base: Base, folder: Path) -> tuple[Moved | None, tuple[Edit, ...], dict[str, Matrix]]:
-    """Write the base's files with the edit added, or the model in memory.
-
-    Returns the bytes moved (None for a model in memory), the earlier edits, and the originals of all edited matrices.
-    """
-    if base.folder is None:
-        assert base.editable is not None
-        return None, *write_from_memory(base.editable, base.edit, folder)
-    tensors = contents(base.folder)
-    plan = export_plan(tensors, base.edit)
-    moved = rewrite(base.folder, tensors, plan, folder)
-    edits, originals = history(base.folder), read_originals(base.folder)
-    changed_before = {name for other in edits for name in export_plan(tensors, other)}
-    originals |= {name: tensors[name] for name in plan if name not in changed_before}
-    return moved, edits, {name: stored.matrix() for name, stored in originals.items()}
 
 
 def packed_edit(editable: Editable, edit: Edit) -> Edit:
@@ -272,11 +265,14 @@ class Base(NamedTuple):
     revision: str | None = None
 
 
-def find_base(model: Editable | str | Path, edit: Edit, revision: str | None = None, files: bool = False) -> Base:
+def find_base(
+    model: Editable | str | Path, edit: Edit, revision: str | None = None, files: bool = False, trusted: bool = False
+) -> Base:
     """Find the base, on disk if it is there, and check that the edit was computed on it and is not in it already.
 
     The weights of a GGUF file are read into memory, in the precision that the edit was computed in. With `files` they
-    are converted into files instead, with which a fresh process compares an adapter.
+    are converted into files instead, with which a fresh process compares an adapter. If `trusted`, a quantised
+    checkpoint is loaded with its code.
     """
     if isinstance(model, Editable):
         edit.check(model)
@@ -288,14 +284,15 @@ def find_base(model: Editable | str | Path, edit: Edit, revision: str | None = N
         if "matrices" not in edit.provenance:
             edit = edit.noted(matrices={str(at): identity(model.memories[at]) for at in edit.updates})
         is_mixture = any(layer.mixture is not None for layer in model.feed_forward)
-        return Base(model.name, edit, folder, model.model.config, is_mixture, model)
+        return Base(model.name, edit, folder, model.model.config, is_mixture, model, revision)
     if not files and gguf_file(str(model)) is not None and edit.computed_in in (torch.float32, torch.bfloat16):
         return find_base(load_with_edits(model, device="cpu", dtype=edit.computed_in, revision=revision), edit)
     folder = local_folder(model, revision)
     config = written_config(folder)
     if quantisation(config):
         # Quantised files are not rewritten; transformers may unpack them to 16 bits (FP8, MXFP4).
-        return find_base(load_with_edits(model, revision=revision), edit)
+        loaded = load_with_edits(model, revision=revision, trust_remote_code=trusted)
+        return find_base(loaded, edit, revision)
     earlier = history(folder)
     if edit.fingerprint() in [other.fingerprint() for other in earlier]:
         raise EditError(f"{model}: holds the edit {edit.fingerprint()} already; nothing was written")

@@ -24,6 +24,7 @@ from ffedit.loading.names import PACKAGES, in_words
 INHERITED = ("license", "license_name", "license_link", "language")
 CACHED = re.compile(r"models--(.+)")  # a folder in the hub's cache
 OWNED = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
+LOCAL = "is a local name: give the base's id on the hub"
 ROWS = 20
 
 
@@ -55,6 +56,8 @@ def origin_of(name: str, folder: Path | None, source: Mapping[str, Any] | None =
     if source is not None and source.get("license"):
         about = {"license": source["license"], **about}
     if folder is not None and (folder / EDITS).is_dir() and isinstance(card.get("base_model"), str):
+        if LOCAL not in (folder / "README.md").read_text(encoding="utf-8"):
+            return Origin(card["base_model"], True, about)
         name, folder = card["base_model"], None  # the base of all edits, which the new card lists
     if (hub_id := _hub_id(name, folder)) is not None:
         return Origin(hub_id, True, about)
@@ -132,7 +135,7 @@ def _front(base: Origin, library: str = "transformers") -> str:
 def _unpublished(base: Origin, library: str) -> str:
     """List what to set by hand before the folder is published; an empty string if there is nothing."""
     config = " (and `base_model_name_or_path` in `adapter_config.json`)" if library == "peft" else ""
-    steps = [] if base.on_hub else [f"`base_model`{config} is a local name: give the base's id on the hub"]
+    steps = [] if base.on_hub else [f"`base_model`{config} {LOCAL}"]
     steps += [] if "license" in base.about else ["`license` is not known: give that of the base"]
     return f"\nBefore this is published: {'; '.join(steps)}.\n" if steps else ""
 

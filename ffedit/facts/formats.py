@@ -104,8 +104,11 @@ def parse(record: object, shape: Shape = ANY) -> Parsed:
     if not isinstance(record, Mapping):
         raise FactError(f"expected an object, found {show(record)}", kind="no object")
     record, translations = in_language(record, shape.language)
-    readings = [_Reading(in_one_prompt(edit), shape) for edit in edits_of(record)]
-    facts = [reading.fact() for reading in readings]
+    try:
+        readings = [_Reading(in_one_prompt(edit), shape) for edit in edits_of(record)]
+        facts = [reading.fact() for reading in readings]
+    except RecursionError:
+        raise FactError("the record is nested too deeply; expected texts, or lists of texts") from None
     notes = [note for reading in readings for note in reading.notes]
     unread = [name for reading in readings for name in reading.unread]
     if is_case(record):
@@ -118,7 +121,7 @@ def parse(record: object, shape: Shape = ANY) -> Parsed:
             texts = (fact.text, *fact.texts("paraphrases"))
             probes = tuple(Probe(text, fact.new_object, language, fact.target_aliases) for text in texts)
             facts[0] = dataclasses.replace(facts[0], cross_lingual=facts[0].cross_lingual + probes)
-        except FactError as error:
+        except (FactError, RecursionError) as error:
             notes.append(Note(f"the texts in {language} cannot be asked", str(error)))
     return Parsed(tuple(facts), tuple(dict.fromkeys(notes)), tuple(dict.fromkeys(unread)))
 
@@ -132,11 +135,14 @@ class _Reading:
         self.unread: list[str] = []
         self.forms: list[str] = []  # of the subject: as named, and as it stands in the prompt
         ranked: dict[str, list[tuple[tuple[int, int], str, Any]]] = {}
+        mapped = tuple(f"{path}." for path in shape.fields.values())
         for path, value in entries(record):
             name, role = ".".join(path), role_of(path)
-            if role is not None and role[0] not in shape.fields and name not in shape.fields.values():
+            if f"{name}.".startswith(mapped):  # the field itself, or a part of it
+                continue
+            if role is not None and role[0] not in shape.fields:
                 ranked.setdefault(role[0], []).append(((role[1], len(path)), name, value))
-            elif name not in shape.fields.values():
+            else:
                 self.unread.append(name)
         # For each role its fields, as (name, value), the preferred one first.
         self.fields: dict[str, list[tuple[str, Any]]] = {
@@ -301,15 +307,17 @@ class _Reading:
         if not isinstance(value, Mapping):
             return _paired(name, value, answers, kind)
         if isinstance(value.get("prompt"), str) and set(value) <= PROBE_FIELDS:
+            aliases = texts_of(value.get("aliases"))
             if isinstance(answers := value.get("target"), list | tuple):
-                aliases = (*answers[1:], *value.get("aliases", ()))
-                value = {**value, "target": next(iter(answers), None), "aliases": aliases}
-            return [Probe.of({"kind": kind, **value})]
+                value, aliases = {**value, "target": next(iter(answers), None)}, (*answers[1:], *aliases)
+            return [Probe.of({"kind": kind, **value, "aliases": aliases})]
         answer_key = key_of(value, ANSWERING)
         prompt_key = key_of(value, ("prompt",)) or (answer_key and key_of(value, ASKING))
-        if prompt_key is not None:
-            self.unread += [f"{name}.{key}" for key in value if key not in (prompt_key, answer_key)]
-            return _paired(name, value[prompt_key], value.get(answer_key), kind)
+        if prompt_key is not None or answer_key is not None:
+            prompts = texts_of(value.get(prompt_key))
+            read = (prompt_key, answer_key) if prompts else (prompt_key,)
+            self.unread += [f"{name}.{key}" for key in value if key not in read]
+            return _paired(name, prompts, value.get(answer_key), kind)
         if "test_queries" in value:  # RippleEdits: queries with the condition under which they count
             return self._probes_of(name, value["test_queries"], None, kind)
         return [p for key, group in value.items() for p in self._probes_of(f"{name}.{key}", group, None, str(key))]

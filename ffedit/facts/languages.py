@@ -46,19 +46,20 @@ def in_language(record: Record, language: str | None) -> tuple[Record, Record]:
     """
     record = _by_language(record)
     keys = {str(key).casefold(): key for key, value in record.items() if _is_part(str(key), value)}
+    wanted = None if language is None else language.casefold()
+    keys = {name: key for name, key in keys.items() if is_language(name) or name == wanted}
     if language is None:
-        keys = {name: key for name, key in keys.items() if is_language(name)}
         beside = {key: value for key, value in record.items() if key not in keys.values()}
         if keys and _has_both(beside):
             return beside, {key: record[key] for key in keys.values()}
         if len(keys) < 2:
             return record, {}
-    if language is None or language.casefold() not in keys:
+    if wanted is None or wanted not in keys:
         listed = ", ".join(map(str, keys.values()))
         several = f"the record is in {listed}; choose one: --language {next(iter(keys.values()), '')}"
         absent = f"the record has no text in {language}, {f'only in {listed}' if listed else 'nor in any language'}"
         raise FactError(several if language is None else absent, kind="no text in the language")
-    chosen = record[keys.pop(language.casefold())]
+    chosen = record[keys.pop(wanted)]
     common = {key: value for key, value in record.items() if value is not chosen and key not in keys.values()}
     return {**common, **chosen}, {key: record[key] for key in keys.values()}
 

@@ -13,6 +13,8 @@ import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -23,6 +25,7 @@ from ffedit.facts.sources import Source, name_of, stream_records
 from ffedit.facts.text import counted
 
 MOST_NAMES = 20  # of unread fields in one line
+CLASH = "a clash with a record of the same fact"
 REPEATED = "repeats an earlier record: both are one fact"
 OVERWRITTEN = "a later record gives another object, which counts"
 # Number of a record, from 1; if there are several sources, with its source in front: "b.json, record 3".
@@ -138,17 +141,20 @@ def sift_facts(
     fields: Mapping[str, str] | None = None,
     language: str | None = None,
     in_sequence: bool = False,
+    limit: int | None = None,
 ) -> Sifted:
     """Read as `read_facts` does, but list the records that cannot be used instead of refusing the source.
 
     If `together`, all facts are for one model. Else each is edited alone: records that ask the same stay separate facts
     and may disagree, as some of CounterFact do. If `in_sequence`, the later of two facts that disagree counts. `where`
-    is a field and its value, as text: only records that have it are read. They keep their numbers.
+    is a field and its value, as text: only records that have it are read. They keep their numbers. `limit` is the
+    number of facts to use, from the first on: records behind the last of them are not listed.
 
     Raises:
         FactError: there is no such source, it holds no records, or none that matches `where` and can be used.
     """
-    sources = [path] if isinstance(path, (str, os.PathLike)) else list(path)
+    named = [path] if isinstance(path, (str, os.PathLike)) else path
+    sources = list(dict.fromkeys(os.fspath(source) for source in named))  # each is read once
     if not sources:
         raise FactError("no file of facts was given; expected at least one")
     shape = Shape(fields or {}, language, need_targets)
@@ -163,7 +169,7 @@ def sift_facts(
             raise FactError(
                 f"{name}: no record has {where[1]!r} in the field {where[0]!r}; name a field of the data and its value"
             )
-    return sifting.sifted(", ".join(map(name_of, sources)), together, in_sequence)
+    return sifting.sifted(", ".join(map(name_of, sources)), together, in_sequence, limit)
 
 
 def _where(number: Number) -> str:
@@ -201,7 +207,7 @@ class _Sifting:
         self.notes += [(number, note) for note in parsed.notes]
         self.unread.update(parsed.unread)
 
-    def sifted(self, source: str, together: bool, in_sequence: bool) -> Sifted:
+    def sifted(self, source: str, together: bool, in_sequence: bool, limit: int | None) -> Sifted:
         """Return the result: repeats merged, contradictions and facts with a case id of another fact left out."""
         if together:
             self._set_apart(in_sequence)
@@ -209,6 +215,8 @@ class _Sifting:
             self._merge_repeats()
         self._check_ids()
         self._keep_whole_records()
+        if limit is not None and len(self.facts) >= limit:
+            del self.facts[limit:], self.numbers[self.numbers.index(self.facts[-1][0]) + 1 :]
         left_out = [(number, self.left_out[number]) for number in self.numbers if number in self.left_out]
         sifted = Sifted(
             source,
@@ -251,12 +259,20 @@ class _Sifting:
         self.facts = [(number, fact) for number, fact in self.facts if number not in self.left_out]
 
     def _merge_repeats(self) -> None:
+        """Join the facts that ask the same; leave out a record that has one which cannot be joined."""
         merged: dict[tuple[str, str], tuple[Number, Fact]] = {}
-        for number, fact in self.facts:
-            first, earlier = merged.setdefault((fact.subject, fact.text), (number, fact))
-            if first != number:
-                self.notes.append((number, REPEATED))
-                merged[fact.subject, fact.text] = first, _union(earlier, fact) if fact != earlier else earlier
+        for number, record in groupby(self.facts, key=itemgetter(0)):
+            joined: dict[tuple[str, str], tuple[Number, Fact]] = {}
+            try:
+                for _, fact in record:
+                    key = fact.subject, fact.text
+                    first, earlier = joined.get(key) or merged.get(key) or (number, fact)
+                    joined[key] = first, _union(earlier, fact) if fact != earlier else earlier
+            except FactError as error:
+                self.left_out[number] = FactError(f"joined with {_where(first)}, the same fact: {error}", kind=CLASH)
+                continue
+            self.notes += [(number, REPEATED) for first, _ in joined.values() if first != number]
+            merged |= joined
         self.facts = list(merged.values())
 
     def _check_ids(self) -> None:

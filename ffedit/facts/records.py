@@ -96,11 +96,14 @@ def _by_name(value: Record) -> list[Any]:
     """Return the records of an object whose keys are their subjects, or "edit_1", "edit_2"; none for languages."""
     if not value or not all(isinstance(item, Mapping) for item in value.values()):
         return []
-    if any(is_language(str(key)) or role_of((str(key),)) is not None for key in value):
+    languages = [is_language(str(key)) for key in value]
+    if all(languages) or any(role_of((str(key),)) is not None for key in value):
         return []
     if not all("prompt" in (roles := roles_of(item)) and roles & OBJECTS for item in value.values()):
         return []
     records = [_about(str(key), item) for key, item in value.items()]
+    if any(languages) and len({_text("subject", record) for record in records}) < len(records):
+        return []  # one subject in several languages, and a part of another name
     alike = len({normal(str(key)) for key in value}) == 1 < len(value)
     return records if alike or all("subject" in roles_of(record) for record in records) else []
 
@@ -109,9 +112,14 @@ def _about(name: str, record: Record) -> Record:
     """Return a record with its key `name` as its subject, if it has none and its prompt has a slot or that name."""
     if "subject" in roles_of(record):
         return record
-    prompts = [texts_of(value) for path, value in entries(record) if (role := role_of(path)) and role[0] == "prompt"]
-    prompt = str(with_slot(next((text for texts in prompts for text in texts), "")))
+    prompt = with_slot(_text("prompt", record))
     return {"subject": name, **record} if SLOT in prompt or name in prompt else record
+
+
+def _text(role: str, record: Record) -> str:
+    """Return the first text of a role in a record; empty text where it has none."""
+    values = [texts_of(value) for path, value in entries(record) if (ranked := role_of(path)) and ranked[0] == role]
+    return str(next((text for texts in values for text in texts), ""))
 
 
 def _from_rows(value: list[Any]) -> list[dict[str, Any]]:

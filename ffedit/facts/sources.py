@@ -101,11 +101,11 @@ def _lines(path: Source, name: str) -> Iterator[str]:
                 offset += len(line)
     except FileNotFoundError:
         raise FactError(f"no file {name}; expected a file of facts, or - for standard input") from None
-    except OSError as error:
-        raise FactError(f"{name} cannot be read: {error.strerror or error}") from None
     except UnicodeDecodeError as error:
-        where = f"{name} is not UTF-8 text (byte {offset + error.start})"
+        where = f"{name} is not {error.encoding[:6].upper()} text (byte {offset + error.start})"
         raise FactError(f"{where}; expected JSON, CSV or YAML, saved as UTF-8") from None
+    except (OSError, ValueError) as error:  # also a name that no file can have
+        raise FactError(f"{name} cannot be read: {getattr(error, 'strerror', None) or error}") from None
 
 
 def _refuse_other(name: str, head: bytes) -> None:
@@ -123,7 +123,10 @@ def _reader(path: str, head: str) -> Callable[[str, Iterator[str]], Iterator[Any
         return partial(_table, delimiter=_delimiter(head) if suffix == ".csv" else "\t")
     if suffix in (".json", ".jsonl", ".ndjson") or head.lstrip()[:1] in ("{", "["):
         return _json
-    cells = next(csv.reader([head], delimiter=_delimiter(head)), [])
+    try:
+        cells = next(csv.reader(io.StringIO(head, newline=""), delimiter=_delimiter(head)), [])
+    except csv.Error:  # a cell that is too long
+        cells = []
     if len(cells) > 1 and any(role_of((cell,)) for cell in cells if cell.strip()):
         return partial(_table, delimiter=_delimiter(head))
     return _yaml if re.match(r"---|- |\w+:( |$)", head) else _json
@@ -136,7 +139,7 @@ def _json(name: str, lines: Iterator[str]) -> Iterator[Any]:
     while line:
         number, following = number + 1, ""
         try:
-            value = json.loads(line.rstrip("\r\n")) if line.strip() else []
+            records = records_in(json.loads(line.rstrip("\r\n")) if line.strip() else [])
         except (ValueError, RecursionError) as error:  # also an integer of thousands of digits, thousands of brackets
             following = next(lines, "")
             if line.rstrip().endswith(OPEN) or not _is_object(following):
@@ -145,7 +148,7 @@ def _json(name: str, lines: Iterator[str]) -> Iterator[Any]:
             yield _broken_line(number, error)
         else:
             values += bool(line.strip())
-            yield from records_in(value)
+            yield from records
         line = following or next(lines, "")
 
 
@@ -269,7 +272,7 @@ class Table:
 
     def records(self) -> Iterator[dict[str, Any]]:
         """Yield the rows, without the nulls of fields that a record lacks. Raises FactError if they cannot be read."""
-        if Path(self.path).is_file():
+        if os.path.isfile(self.path):
             with _explained(self), open(self.path, "rb") as file:
                 head = file.read(max(map(len, NO_FACTS)))
             _refuse_other(self.name, head)
@@ -313,16 +316,16 @@ def find_table(name: str) -> Table | None:
         return None
     table = Table(name, name) if os.path.exists(name) else Table(name, **match.groupdict())
     path = Path(table.path)
-    if path.is_dir():
+    if os.path.isdir(path):
         if not any(file.suffix in SUFFIXES for file in path.rglob("*")):
             raise FactError(f"{name} is a folder; expected a file of facts, or a folder of parquet or arrow files")
         return table
-    if path.exists():
+    if os.path.exists(path):
         return table if path.suffix.lower() in SUFFIXES else None
     hub = HUB.fullmatch(table.path)
     # A name that ends as a file does, or lies in an existing folder, is a missing file.
     as_file = hub is not None and hub["file"] is None and path.suffix[1:].isalpha()
-    missing = hub is None or as_file or Path(path.parts[0]).exists()
+    missing = hub is None or as_file or os.path.exists(path.parts[0])
     return None if missing else table
 
 
@@ -337,7 +340,7 @@ def _explained(table: Table) -> Iterator[None]:
         yield
     except Exception as error:  # the errors that `datasets` and the hub raise have no common class
         why = brief(error)
-        if Path(table.path).exists():
+        if os.path.exists(table.path):
             raise FactError(f"{table.name} is not a table that can be read: {why}") from error
         raise FactError(
             f"{table.name}: no such path, and it cannot be read as a data set of the hub ({why}); "

@@ -64,10 +64,6 @@ class Registry(Mapping[str, T]):
             raise FFEditError(f"there is {item.name!r} already, of {existing.package}; choose another name")
         self._here[item.name] = item
 
-    def reload(self) -> None:
-        """Load the entry points again when a name is next asked for."""
-        self.__dict__.pop("_loaded", None)
-
     def __getitem__(self, name: str) -> T:
         return self._here[name] if name in self._here else self._loaded[0][name]
 

@@ -30,7 +30,7 @@ from ffedit.errors import EditError, brief
 
 SUFFIX, RANDOM = ".unfinished", "[a-z0-9_]{8}"  # parts of a temporary folder's name: .TARGET.k3x_9a2b.unfinished
 LOCK, MADE, OLD = ".lock", "made", "old"  # in a temporary folder: its lock, the result, and what it replaces
-LONGEST = 60  # most characters of the target's name in such a name: names of files have up to 255 bytes
+LONGEST = 60  # most bytes of the target's name in such a name: names of files have up to 255
 
 
 @contextmanager
@@ -94,7 +94,7 @@ def _delete(folder: Path) -> None:
 
 
 def _prefix(name: str) -> str:
-    return f".{name[:LONGEST]}."
+    return f".{os.fsencode(name)[:LONGEST].decode(errors='ignore')}."
 
 
 def sweep(above: Path, name: str | None = None) -> None:
@@ -147,7 +147,7 @@ def placed(target: Path, force: bool | None = None) -> Iterator[Path]:
     """Yield a path to make a file or folder at, which is moved to `target` if the block ends without an error.
 
     `force` says whether it replaces a target that another process has made meanwhile, or is refused; by default, a file
-    replaces it, and a folder is refused. Where the move fails (EditError), everything is as before.
+    replaces a file, and all else is refused. Where the move fails (EditError), everything is as before.
     """
     at = target.absolute()
     with ExitStack() as stack:
@@ -159,6 +159,8 @@ def placed(target: Path, force: bool | None = None) -> Iterator[Path]:
             _set_permissions(made)
             if not force and (made.is_dir() or force is not None):
                 refuse_existing(target)
+            elif force is None and at.is_dir():
+                raise EditError(f"{target}: cannot be written (a folder has this name)")
             with delay_interrupt():
                 if at.is_dir():
                     old.parent.mkdir()

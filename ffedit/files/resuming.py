@@ -18,14 +18,14 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from ffedit.errors import EditError, brief
 from ffedit.files import cache
 from ffedit.files.atomic import read_whole, write_file
 from ffedit.files.placing import named_errors
-from ffedit.files.seal import UNSEALED, check, seal, sealed, unsealed
+from ffedit.files.seal import check, sealed, unsealed
+from ffedit.files.tensor_ranges import write
 
 if sys.platform != "win32":
     import fcntl
@@ -134,12 +134,8 @@ def save_state(path: Path, tensors: Mapping[str, Tensor], values: Any) -> None:
     """Replace the state of unfinished work: tensors, and `values`, which is plain JSON."""
     with named_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-
-    def save(made: Path) -> None:
-        save_file(dict(tensors), made, metadata={"state": json.dumps(values), **UNSEALED})
-        seal(made)
-
-    write_file(path, save)
+    matrices = {name: (t.dtype, tuple(t.shape), [t]) for name, t in tensors.items()}
+    write_file(path, lambda made: write(made, matrices, state=json.dumps(values)))
 
 
 def load_state(path: Path, refusal: str) -> tuple[dict[str, Tensor], Any]:

@@ -21,25 +21,11 @@ CHUNK = 1 << 22  # bytes
 
 
 def seal(path: Path) -> None:
-    """Put the checksum into a new safetensors file whose metadata has `UNSEALED`; the same content, the same bytes."""
-    _order_metadata(path)
+    """Put the checksum into a new safetensors file whose metadata has `UNSEALED`."""
     at, _, checksum = _checksums(path)
     with path.open("r+b") as file:
         file.seek(at)
         file.write(checksum)
-
-
-def _order_metadata(path: Path) -> None:
-    """Order the metadata of a safetensors file by name: safetensors writes it in random order."""
-    with path.open("r+b") as file:
-        length = int.from_bytes(file.read(8), "little")
-        written = file.read(length)
-        header = json.loads(written)
-        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
-        ordered = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode().ljust(length)
-        if ordered != written and len(ordered) == length:
-            file.seek(8)
-            file.write(ordered)
 
 
 def check(path: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from ffedit.errors import ModelError, brief
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
-GGUF_PART = re.compile(r"(?P<stem>.+)-\d{5}-of-(?P<count>\d{5})\.gguf", re.IGNORECASE)
+GGUF_PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.IGNORECASE)
 POINTER = b"version https://git-lfs."  # beginning of the file that Git keeps in place of a large one
 
 
@@ -67,7 +67,7 @@ def gguf_parts(file: Path) -> list[Path]:
     Raises ModelError where a part is missing.
     """
     name = GGUF_PART.fullmatch(file.name)
-    if name is None:
+    if name is None or not 0 < int(name["number"]) <= int(name["count"]):
         return [file]
     count = int(name["count"])
     parts = [file.with_name(f"{name['stem']}-{i:05}-of-{count:05}{file.suffix}") for i in range(1, count + 1)]

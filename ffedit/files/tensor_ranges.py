@@ -25,6 +25,7 @@ from ffedit.files.shards import INDEX, SINGLE, is_pointer, read_index, refuse_pi
 
 FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 NAMES = {dtype: name for name, dtype in FLOATS.items()}
+KINDS = {**NAMES, torch.int32: "I32"}  # token ids
 BLOCK = 1 << 18  # entries of a block; a few blocks are in memory at a time
 CHUNK = 1 << 22  # bytes that are read at once
 # A matrix to be written: dtype, shape, consecutive blocks of rows.
@@ -184,22 +185,24 @@ def patch(stored: Stored, blocks: Iterable[Tensor]) -> None:
         file.writelines(map(_bytes, blocks))
 
 
-def write(path: Path, matrices: Mapping[str, Matrix]) -> None:
-    """Write a new safetensors file, with a checksum."""
-    header: dict[str, Any] = {"__metadata__": {"format": "pt", **UNSEALED}}
+def write(path: Path, matrices: Mapping[str, Matrix], **metadata: str) -> None:
+    """Write a new safetensors file, with a checksum; the same content, the same bytes."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt", **metadata, **UNSEALED}}
     end = 0
-    for name, (dtype, shape, _) in matrices.items():
+    # The widest numbers first, as safetensors does, so that all are aligned.
+    ordered = sorted(matrices.items(), key=lambda item: -item[1][0].itemsize)
+    for name, (dtype, shape, _) in ordered:
         first, end = end, end + prod(shape) * dtype.itemsize
-        header[name] = {"dtype": NAMES[dtype], "shape": list(shape), "data_offsets": [first, end]}
+        header[name] = {"dtype": KINDS[dtype], "shape": list(shape), "data_offsets": [first, end]}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     with path.open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
-        for _, _, blocks in matrices.values():
+        for _, (_, _, blocks) in ordered:
             file.writelines(map(_bytes, blocks))
     seal(path)
 
 
 def _bytes(block: Tensor) -> Any:
-    """Return the bytes of a tensor, without a copy."""
-    return block.contiguous().reshape(-1).view(torch.uint8).numpy().data
+    """Return the bytes of a tensor, on the CPU without a copy."""
+    return block.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from importlib.util import find_spec
+from os.path import isdir, isfile  # False where pathlib's raise an OSError
 from pathlib import Path
 
 from ffedit.errors import EditError, FFEditError
@@ -77,7 +78,7 @@ class Corpus:
     def __str__(self) -> str:
         if self.named is None:
             return f"text sampled from the model (seed {self.seed})"
-        return Path(self.named).name if Path(self.named).is_file() else str(self.named)
+        return Path(self.named).name if isfile(self.named) else str(self.named)
 
     def check(self) -> None:
         """Check that the source can be a text, before any long work.
@@ -85,10 +86,10 @@ class Corpus:
         Raises:
             EditError: there is no such file, and the name is no dataset's, or datasets cannot be read.
         """
-        if self.named is None or Path(self.named).is_file():
+        if self.named is None or isfile(self.named):
             return
         name = str(self.path)
-        if Path(name).is_dir():
+        if isdir(name):
             raise EditError(f"{name}: a folder; a text file or the name of a dataset was expected")
         # A name with a file's suffix is a missing file.
         if not DATASET.fullmatch(name) or Path(name).suffix[1:].isalpha():

@@ -136,7 +136,7 @@ def texts(corpus: Corpus) -> tuple[Iterator[str], bool]:
     return _pieces(path), False
 
 
-def given(editable: Editable, corpus: Corpus, progress: Progress = silent) -> Tensor:
+def corpus_ids(editable: Editable, corpus: Corpus, progress: Progress = silent) -> Tensor:
     """Return the first ids of the text that `corpus` names, [tokens or fewer], int32; EditError as in `texts`."""
     ids = array("i")
     for text in texts(corpus)[0]:

@@ -29,7 +29,7 @@ SHOWN_SAMPLES = 2
 
 
 @dataclass(frozen=True)
-class Found:
+class ChosenLayer:
     """Layer to edit, and the reason for it."""
 
     # traces of feed-forward outputs: of all facts if they decide; else of the first, if it is to be shown; else None
@@ -54,7 +54,7 @@ def find_layer(
     config: EditConfig | None = None,
     progress: Progress = silent,
     show_trace: bool = True,
-) -> Found:
+) -> ChosenLayer:
     """Find the layer to edit among those `allowed` whose output reaches the answer.
 
     `asked` is "auto" or "trace"; anything else traces, too. With `show_trace`, the first fact is traced also where no
@@ -67,19 +67,19 @@ def find_layer(
     allowed = in_reach(editable, facts, check_method(method), allowed, config.key.fact_token)
     traces = locate_all(editable, facts, seed=config.seed, progress=progress)
     if (site := site_of(traces, allowed=allowed)) is not None:
-        return Found(traces, site, "trace", auto)
-    return Found(traces, min(allowed, key=lambda layer: abs(layer - auto.layer)), auto.by, auto)
+        return ChosenLayer(traces, site, "trace", auto)
+    return ChosenLayer(traces, min(allowed, key=lambda layer: abs(layer - auto.layer)), auto.by, auto)
 
 
 def known_layer(
     editable: Editable, facts: Sequence[Fact], asked: str, allowed: range, method: str, config: EditConfig
-) -> Found | None:
+) -> ChosenLayer | None:
     """Return the choice that `find_layer` makes without running the model; None if it needs a trace."""
     auto = auto_layer(editable, method)
     allowed = in_reach(editable, facts, check_method(method), allowed, config.key.fact_token)
     if len(allowed) == 1:
-        return Found(None, allowed[0], "only" if asked in ("auto", "trace") else "request", auto)
-    return Found(None, auto.layer, auto.by, auto) if asked == "auto" else None
+        return ChosenLayer(None, allowed[0], "only" if asked in ("auto", "trace") else "request", auto)
+    return ChosenLayer(None, auto.layer, auto.by, auto) if asked == "auto" else None
 
 
 def shown(editable: Editable, facts: Sequence[Fact], seed: int = 0, progress: Progress = silent) -> TraceSet:

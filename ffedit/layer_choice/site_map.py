@@ -12,8 +12,8 @@ any value is chosen:
     leak    |uᵀk| in mentions of other names, at the token of each that receives most; 0 is no leak
 
 The other property of a site is its *effect*, the share of the answer that comes back when its clean output is restored
-(`locator`). k* and C are those that the editor would take, with one difference: names that are measured do not count in
-C (`look_alikes`).
+(`locator`). k*, C and the kept keys are those of an edit of this fact alone, with one difference: names that are
+measured do not count in C (`look_alikes`).
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from ffedit.editor.config import EditConfig
 from ffedit.editor.key import PromptSet, build_prompts, read_keys, read_layers, without_sinks
 from ffedit.editor.methods import check_config
 from ffedit.editor.metric import metric
-from ffedit.editor.name_keys import NameMoment, mention_of, name_moments, read_names
-from ffedit.editor.protect import beginning_keys
+from ffedit.editor.name_keys import NameMoment, mention_of, name_moments, names_for, read_names
+from ffedit.editor.protect import beginning_keys, protected_texts
 from ffedit.editor.statistics import by_layer, in_cache, moments_for, text_for
 from ffedit.editor.target_layers import find_ff_layers
 from ffedit.errors import EditError, FactError
@@ -161,8 +161,8 @@ def site_map(
         fact: one fact; its target is not needed.
         layers: the layers to measure; None for those whose statistics are in the cache or in `stats`, or, if there are
             none, the layer that `auto` takes and its neighbours, whose statistics are then collected.
-        config: hyperparameters of the edit; k* and C depend on its `prompts` and `key`. Each token of the subject is
-            measured, whatever `key.fact_token` is.
+        config: hyperparameters of the edit; k*, C and the kept keys depend on its `prompts` and `key`. Each token of
+            the subject is measured, whatever `key.fact_token` is.
         stats: second moments of the keys, or the text to collect them on; by default as for `ffedit.edit`.
         progress: called with the progress.
 
@@ -230,16 +230,22 @@ def _solve(
     memories = {memory.address: memory for ff, *_ in targets for memory in ff.memories}
     moments = moments_for(editable, list(memories.values()), stats, 1, config.seed, progress)
     whole = by_layer(editable, memories)
-    read_names(editable, whole)  # all layers in one pass; cached for the calls below
-    begin = beginning_keys(editable, whole) if config.key.keep_beginning else {}
-    kept = {at: keys for ff in whole if ff.layer in begin for at, keys in ff.split(begin[ff.layer], 0).items()}
+    among = names_for(1)
+    if config.key.names_weight:
+        read_names(editable, whole, among)  # all layers in one pass; cached for the calls below
+    protected = protected_texts(editable, [fact], replace(config.key, fact_token="subject_last"))
+    kept_by_layer = [] if protected is None else [protected.keys(editable, whole)]
+    kept_by_layer += [beginning_keys(editable, whole)] if config.key.keep_beginning else []
+    kept: dict[Address, Tensor] = {}
+    for ff in whole if kept_by_layer else ():
+        kept |= ff.split(torch.cat([keys[ff.layer] for keys in kept_by_layer], 1), 0)
     subjects, left_out = [fact.subject, *neighbor_subjects(fact)], frozenset(measured_names())
     of_names: dict[tuple[Address, ...], NameMoment | None] = {}
     sites = []
     for i, (ff, token, prompts) in enumerate(targets):
         addresses = tuple(memory.address for memory in ff.memories)
         if addresses not in of_names:
-            names = name_moments(editable, [ff], subjects, config.key, left_out=left_out)
+            names = name_moments(editable, [ff], subjects, config.key, left_out, among)
             of_names[addresses] = names.get(ff.layer)
         keys = read_keys(editable, ff, without_sinks(editable, ff, [prompts]))
         spread = keys.context_spread(config.key.context_weight)

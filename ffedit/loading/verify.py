@@ -213,5 +213,7 @@ def _gap(check: Callable[[Editable, Tensor], float], editable: Editable, ids: Te
     """Return the result of a check of reruns; infinity if the model cannot be run in this way."""
     try:
         return check(editable, ids)
+    except torch.OutOfMemoryError:
+        raise
     except RUN_ERRORS:
         return float("inf")

@@ -264,7 +264,9 @@ class Editable(Displayed):
 
     def read(self, vectors: Tensor) -> Tensor:
         """Read vectors [n, d_model] as logits [n, vocabulary], float32, by the model's own path after its layers."""
-        return self.logits_of(vectors.to(self.device, storage.fetched(self.unembedding).dtype)).float()
+        head: Any = self.unembedding  # offloaded or not, its weight has its dtype
+        dtype = (storage.fetched(head) if storage.is_quantised(head) else head.weight).dtype
+        return self.logits_of(vectors.to(self.device, dtype)).float()
 
     @torch.no_grad()
     def logits_of(self, states: Tensor) -> Tensor:

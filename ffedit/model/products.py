@@ -72,7 +72,8 @@ def fast_products(model: nn.Module) -> Iterator[None]:
         yield
 
 
-def _forward(layer: nn.Linear | Conv1D, states: Tensor) -> Tensor:
+def _forward(layer: nn.Linear | Conv1D, *args: Tensor, **named: Tensor) -> Tensor:
+    (states,) = (*args, *named.values())  # nn.Linear calls them `input`, Conv1D `x`
     weight, bias = layer.weight if type(layer) is nn.Linear else layer.weight.T, layer.bias
     needs_gradient = torch.is_grad_enabled() and (weight.requires_grad or (bias is not None and bias.requires_grad))
     plain = type(states) is Tensor and states.is_cpu and states.dtype == torch.float32 == weight.dtype

@@ -241,9 +241,9 @@ def _reached(tokenizer: PreTrainedTokenizerBase, text: str, ids: Sequence[int]) 
     return at
 
 
-def _alike(one: str, other: str) -> bool:
+def _alike(left: str, right: str) -> bool:
     """Return True if two characters are equal but for case and width."""
-    return one == other or len({unicodedata.normalize("NFKC", character).casefold() for character in (one, other)}) == 1
+    return left == right or len({unicodedata.normalize("NFKC", side).casefold() for side in (left, right)}) == 1
 
 
 def turn(tokenizer: PreTrainedTokenizerBase, prompt: str, answer: str = "") -> tuple[str, str, int]:

@@ -35,7 +35,7 @@ class Requirement:
         """Describe how `scores` miss the condition, in words; None if they meet it."""
         value: float | None = getattr(scores, self.name)
         if value is None:
-            return f"{self} cannot be measured, because the facts have no prompts for it"
+            return f"{self} cannot be measured: no prompts for it are given, or all are left out"
         above = 0.0 if abs(value - self.bound) <= TOLERANCE else value - self.bound
         digits = 6 if f"{value:.6g}" != f"{self.bound:.6g}" else 12
         met = COMPARISONS[self.comparison](above, 0.0)

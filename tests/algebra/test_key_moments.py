@@ -233,6 +233,23 @@ def test_keys_of_no_weight_are_left_out() -> None:
     torch.testing.assert_close(found.sum, rest.T @ rest, rtol=1e-5, atol=1e-4)
 
 
+def test_rows_for_which_memory_fails_count_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise torch.OutOfMemoryError("the products do not fit")
+
+    fitter, once = KeyMomentsFitter(), KeyMomentsFitter()
+    keys, weights = with_sinks(keys_of(0, 200)), torch.ones(200)
+    with monkeypatch.context() as patch, pytest.raises(torch.OutOfMemoryError):
+        patch.setattr(Tensor, "new_empty", fail)
+        fitter.update(keys, weights)
+    assert fitter.state()[1] == KeyMomentsFitter().state()[1] and fitter.probes is None
+    for half, last in ((slice(100), False), (slice(100, 200), True)):
+        fitter.update(keys[half], weights[half], last)
+        once.update(keys[half], weights[half], last)
+    assert fitter.sinks == 4 and fitter.state()[1] == once.state()[1]
+    assert torch.equal(fitter.moments("t", "f").sum, once.moments("t", "f").sum)
+
+
 # The ridge ----------------------------------------------------------------------------------------
 
 

@@ -226,6 +226,8 @@ def test_numbers_that_are_not_finite_are_told(
     own = report.methods["ft"]
     assert zoo.unchanged(editable, before)
     assert (own.after.facts, own.failed, own.not_finite) == (1, 0, 2)
+    seconds = [line["seconds"]["solving"] for line in lines(tmp_path / "out") if "seconds" in line]
+    assert own.seconds_per_fact["solving"] == pytest.approx(sum(seconds) / 2), "two were written"
     if mode == "sequential":
         assert [(row.name, row.facts) for row in own.curve] == [("1", 1), ("2", 0)], "two were written"
     assert "NaN" in report.failures[0]["reason"] and "not finite" in report.failures[1]["reason"]
@@ -234,13 +236,34 @@ def test_numbers_that_are_not_finite_are_told(
         json.loads(text, parse_constant=pytest.fail)
 
 
+LONG = "in the city of " * 40
+NILE = {"subject": "Nile river", "prompt": "{} is", "target": "Rome", "previous": "Egypt", "case_id": "long"}
+
+
 @pytest.mark.parametrize("mode", ["single", "batch:3", "sequential"])
-def test_a_fact_that_does_not_fit_the_model_is_set_apart(editable: Editable, tmp_path: Path, mode: str) -> None:
-    long = Fact("Nile river", "in the city of " * 40 + "{} is", "Rome", "Egypt", case_id="long")
-    report = run(editable, tmp_path / "out", mode, [*facts(2), long], ["ft"])
+@pytest.mark.parametrize("long", [{"prompt": LONG + "{} is"}, {"generation": [LONG + "{}"]}])
+def test_a_fact_that_does_not_fit_the_model_is_set_apart(
+    editable: Editable, tmp_path: Path, mode: str, long: dict[str, Any]
+) -> None:
+    report = run(editable, tmp_path / "out", mode, [*facts(2), Fact(**{**NILE, **long})], ["ft"], full=True)
     assert report.before.facts == report.methods["ft"].after.facts == 2
     (failure,) = report.failures
     assert (failure["case_id"], failure["method"]) == ("long", None) and "tokens" in failure["reason"]
+
+
+@pytest.mark.parametrize("mode", ["batch:3", "sequential"])
+def test_a_prompt_that_is_asked_because_of_the_other_facts_sets_its_fact_apart(
+    editable: Editable, tmp_path: Path, mode: str
+) -> None:
+    first, second = facts(2)
+    follows = {"prompt": LONG, "target": "Rome", "needs": [first.text]}
+    report = run(editable, tmp_path / "a", mode, [first, second, Fact(**NILE, portability=[follows])], ["ft"])
+    assert report.before.facts == 2 and [failure["fact"] for failure in report.failures] == [2]
+    # A neighbor that asks for a fact of the batch is left out, unless that fact is set apart.
+    second = dataclasses.replace(second, neighbors=[{"prompt": LONG + "Nile river is", "target": "Egypt"}])
+    some = [first, second, Fact(**{**NILE, "prompt": LONG + "{} is"})]
+    report = run(editable, tmp_path / "b", mode, some, ["ft"])
+    assert report.before.facts == 1 and [failure["fact"] for failure in report.failures] == [2, 1]
 
 
 def test_what_cannot_be_run_is_refused_before_any_work(editable: Editable, tmp_path: Path) -> None:

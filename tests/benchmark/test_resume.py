@@ -20,10 +20,11 @@ from shell import disk, process, shell
 from writing import quick
 
 import ffedit
-from ffedit import Edit, EditError
+from ffedit import Edit, EditError, ModelError
 from ffedit.benchmark import editing
 from ffedit.benchmark.folder import Journal
 from ffedit.benchmark.task import Task
+from ffedit.evaluator import Evaluation
 from ffedit.files.placing import claimed
 from ffedit.model.editable import Editable
 from ffedit.progress import Progress
@@ -111,6 +112,33 @@ def test_a_failed_edit_is_no_earlier_edit_of_a_resumed_sequence(
         run(editable, tmp_path / "out", "sequential", some, ["alphaedit"], progress=stopping(last - 8))
     assert (tmp_path / "out" / "edits" / "alphaedit" / "00001").exists()
     assert timeless(run(editable, tmp_path / "out", "sequential", some, ["alphaedit"])) == timeless(whole)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    ("owner", "name", "error"),
+    [
+        (Evaluation, "scores", ModelError("not enough memory to read a single text; use a smaller dtype")),
+        (ffedit, "edit", EditError("not enough memory to write 1 fact by ft; write fewer layers")),
+        (ffedit, "edit", ModelError("not enough memory to read a single text; use a smaller dtype")),
+    ],
+)
+def test_a_run_whose_memory_fails_ends_and_goes_on_where_there_is_enough(
+    editable: Editable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, owner: Any, name: str, error: Any
+) -> None:
+    whole, before = run(editable, tmp_path / "whole", mode, methods=["ft"]), zoo.snapshot(editable)
+    work, calls = getattr(owner, name), iter(range(1))
+
+    def failing(*given: Any, **how: Any) -> Any:
+        if next(calls, None) is None:
+            raise error
+        return work(*given, **how)
+
+    with monkeypatch.context() as patch, pytest.raises(type(error), match="not enough memory"):
+        patch.setattr(owner, name, failing)
+        run(editable, tmp_path / "out", mode, methods=["ft"])
+    assert zoo.unchanged(editable, before)
+    assert timeless(run(editable, tmp_path / "out", mode, methods=["ft"])) == timeless(whole)
 
 
 def test_methods_may_be_added_and_find_the_values(

@@ -264,6 +264,8 @@ def test_where_the_edit_cannot_be_written_the_checkpoint_stays_complete(
     monkeypatch.setattr(Edit, "save", full)
     done = apply("bare.json", "--export", "x", "--out", "e")
     assert done.code == 1 and "e: cannot be written" in done.err and not (here / "e").exists()
+    assert "saved x/ · undo: ffedit undo x --out as-before" in " ".join(done.out.split())
+    assert "e/" not in done.out and "not saved" not in done.out
     assert len(history(here / "x")) == len(verified_here) == 1
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 import zoo
 from commands import Command, here, loads, run
 from shell import disk
@@ -22,6 +23,19 @@ def test_a_layer_that_nothing_comes_after_is_refused_before_the_run(run: Command
         assert "layer 2 is the last of" in done.err and "name a layer from 0 to 1" in done.err
     done = run(*words, "--methods", "ft", "--set", "value.steps=2", "--quiet")
     assert (done.code, done.err) == (0, ""), "fine-tuning changes the layer at the last token as well"
+
+
+@pytest.mark.parametrize(("limit", "missing"), [("1", []), ("2", [2, 3])])
+def test_records_behind_the_last_fact_to_use_are_not_missing(
+    run: Command, here: Path, model: Path, limit: str, missing: list[int]
+) -> None:
+    good = json.loads((here / "bare.json").read_text())
+    (here / "some.json").write_text(json.dumps([good, {**good, "subject": ""}, {**good, "subject": ""}]))
+    words = ["--out", "b", "--methods", "ft", "--layers", "0", "--set", "ft.steps=1", "--no-full", "--json", "b.json"]
+    done = run("bench", "some.json", "--model", model, *words, "--skip-bad", "--limit", limit)
+    found = loads((here / "b.json").read_text())
+    assert done.code == 0 and [record["record"] for record in found["unusable"]] == missing
+    assert ("could not be measured" in done.out) == bool(missing)
 
 
 def test_equal_draws_have_no_interval(run: Command, here: Path, model: Path) -> None:

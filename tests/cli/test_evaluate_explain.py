@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from commands import loads
 from jsonschema import Draft202012Validator
+from pages import said
 from shell import TEXT, shell
 
 import ffedit
@@ -35,7 +36,7 @@ def edit(empty: Path, capsys: pytest.CaptureFixture[str]) -> Path:
 
 def test_the_value_failed_that_says_another_object(edit: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["evaluate", "madrid.json", "--edit", edit.name]
-    ran = shell(capsys, *words, "--explain", "--json", "result.json")
+    ran = shell(capsys, *words, "--explain", "--json", "result.json", "--html", "page.html")
     told = " ".join(ran.out.split())
     assert (ran.code, ran.err) == (0, "")
     assert "with δ alone" in told and "1.00 at “Tower”" in told
@@ -50,6 +51,9 @@ def test_the_value_failed_that_says_another_object(edit: Path, capsys: pytest.Ca
     assert own["says"].startswith("Rome") and own["forced"].startswith("Rome") and own["token"].strip() == "Tower"
     assert own["reach"] == pytest.approx(1, abs=0.05), "in its own prompt the subject is reached"
     assert found["counts"]["paraphrase_generation"]["asked"] == 2
+    page = said(Path("page.html").read_text())
+    assert f"The edit got {len(found['wrong'])} of {asked} answers wrong." in page and "with δ alone" in page
+    assert "1.00 at “Tower”" in page and "“Eiffel Tower” does not occur in it" in page
     plain = loads(shell(capsys, *words, "--json", "-").out)
     SCHEMA.validate(plain)
     assert "explanation" not in plain and plain["after"] == record["after"]

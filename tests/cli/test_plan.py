@@ -32,7 +32,7 @@ def test_a_dry_run_shows_each_fact_as_read(capsys: pytest.CaptureFixture[str], m
     records = [record, {**record, "concept": "Nile river"}, {**record, "src": "the city of {} is"}]
     Path("facts.jsonl").write_text("\n".join(map(json.dumps, records)))
     ran = planned(capsys, model, "facts.jsonl", "--layers", "trace")
-    assert "the Nile river is located in" in " ".join(ran.out.split()) and ran.out.count("1 paraphrases") == 3
+    assert "the Nile river is located in" in " ".join(ran.out.split()) and ran.out.count("paraphrases: 1") == 3
     plan = json.loads(Path("plan.json").read_text())["plan"]
     assert plan["layer"] == "By the trace of all facts." and plan["method"] == "memit, 2 values"
     assert planned(capsys, model, "facts.jsonl", "--method", "ft").out.count("does not use any") == 1

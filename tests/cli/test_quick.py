@@ -78,6 +78,15 @@ def test_what_computes_nothing_is_answered_without_torch(words: list[str], all_e
     assert (done.code, done.err, imported) == (0, "", []) and done.out
 
 
+@pytest.mark.parametrize("words", HELP, ids=" ".join)
+def test_options_of_an_edit_stand_under_a_heading_of_their_own(words: list[str], all_ended: dict[str, Ended]) -> None:
+    done, _ = all_ended[" ".join(words)]
+    panel = done.out.partition("─ The edit ─")[2].partition("╰")[0]
+    found = {option for option in ("--layers", "--seed", "--set", "--strict", "--tokens") if f" {option}" in panel}
+    expected = {"apply": {"--layers", "--seed", "--set", "--strict"}, "bench": {"--layers", "--seed", "--set"}}
+    assert found == {**expected, "choose-layer": {"--layers"}}.get(words[0], set())
+
+
 @pytest.mark.parametrize(("words", "code", "said"), REFUSED, ids=lambda value: None)
 def test_a_mistake_is_told_without_torch(
     words: list[str | Path], code: int, said: str, all_ended: dict[str, Ended]

@@ -12,7 +12,7 @@ from pages import needs_nothing_else, said
 from shell import FACT, shell
 
 import ffedit
-from ffedit.cli.ui import HOST
+from ffedit.cli.ui import HOST, ui
 from ffedit.cli.work.page import Session, fact_of, page
 from ffedit.errors import EditError, FactError
 
@@ -34,6 +34,8 @@ def test_the_fields_are_a_fact() -> None:
         fact_of("", *FIELDS[1:])
     with pytest.raises(FactError, match=r"'the Nile' cannot be read; write a line like: .* = Berlin"):
         fact_of(*FIELDS[:-1], "the Nile\n")
+    with pytest.raises(FactError, match="' = Berlin' cannot be read"):
+        fact_of(*FIELDS[:-1], " = Berlin")
 
 
 def test_an_edit_is_written_asked_for_reported_and_undone(session: Session, model: Path) -> None:
@@ -95,6 +97,11 @@ def test_mistakes_are_one_line_on_the_page(caller: Any) -> None:
         caller.predict(api_name="/undo")
     with pytest.raises(Exception, match="subject"):
         caller.predict("", *FIELDS[1:], api_name="/trace")
+
+
+def test_no_result_is_promised() -> None:
+    options = {form for option in ui.params for form in option.opts}
+    assert "--quiet" in options and "--json" not in options, "the page has no result"
 
 
 def test_a_port_in_use_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:

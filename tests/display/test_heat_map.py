@@ -15,7 +15,7 @@ from ffedit import Trace, TraceSet
 from ffedit.display.picture import RAMP, colour, pictures
 from ffedit.display.terminal.heat_map import heat_map
 from ffedit.display.terminal.recall import reasons, recalled
-from ffedit.layer_choice.choose import Found
+from ffedit.layer_choice.choose import ChosenLayer
 from ffedit.layer_choice.published import AutoLayer, Published
 from ffedit.locator import site_of
 
@@ -260,24 +260,24 @@ def test_unknown_facts_are_set_aside() -> None:
 
 def test_the_rule_stands_before_the_trace() -> None:
     traces, usual = TraceSet((peaked(),)), AutoLayer(4, 18)
-    text = words(Group(*reasons(Found(traces, 4, "usual", usual), "auto")))
+    text = words(Group(*reasons(ChosenLayer(traces, 4, "usual", usual), "auto")))
     assert text.startswith("Layer 4: the usual quarter of 18 layers; `ffedit choose-layer` tries others.")
     assert "The trace: recalled most at “Tower”" in text and text.endswith("tracing would have chosen 2.")
     row = Published("Tiny", "gpt2", 6, 8, 4, None, "a paper")
-    text = words(Group(*reasons(Found(traces, 4, "published", AutoLayer(4, 6, row)), "auto")))
+    text = words(Group(*reasons(ChosenLayer(traces, 4, "published", AutoLayer(4, 6, row)), "auto")))
     assert text.startswith("Layer 4: published for Tiny (a paper); `ffedit choose-layer` tries others.")
-    text = words(Group(*reasons(Found(traces, 5, "usual", usual), "5-7")))
+    text = words(Group(*reasons(ChosenLayer(traces, 5, "usual", usual), "5-7")))
     assert text.startswith("The trace shows no site at the subject's last token, so it chooses no layer.")
     assert "Layer 5: the allowed layer nearest to 4, the usual quarter of 18 layers" in text
-    text = words(Group(*reasons(Found(traces, 2, "trace", usual), "trace")))
+    text = words(Group(*reasons(ChosenLayer(traces, 2, "trace", usual), "trace")))
     assert text.startswith("Layer 2: recalled most") and "usual" not in text
-    text = words(Group(*reasons(Found(traces, 4, "trace", usual), "3-5")))
+    text = words(Group(*reasons(ChosenLayer(traces, 4, "trace", usual), "3-5")))
     assert text.startswith("Layer 4: the site among layers 3-5. The trace: recalled most")
     assert text.endswith("tracing would have chosen 2.")
     for by, why in (("request", "you asked for it"), ("only", "the only one whose output reaches the answer")):
-        text = words(Group(*reasons(Found(traces, 2, by, usual), "2")))
+        text = words(Group(*reasons(ChosenLayer(traces, 2, by, usual), "2")))
         assert text.startswith(f"Layer 2: {why}. The trace: ") and text.endswith("tracing agrees.")
-        assert words(Group(*reasons(Found(None, 2, by, usual), "2"))) == f"Layer 2: {why}."
+        assert words(Group(*reasons(ChosenLayer(None, 2, by, usual), "2"))) == f"Layer 2: {why}."
 
 
 def test_an_answer_that_the_model_does_not_give_is_named() -> None:

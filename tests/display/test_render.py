@@ -191,10 +191,7 @@ def test_the_verdict_of_an_edit_that_took() -> None:
     assert "specificity 1.00 → 0.98" in text and "drift 0.0003" in text and "Try" not in text
     assert verdict_view(report(), whole=False) is None, "the outcome says it"
     unmeasured = verdict(report(Scores(efficacy=1.0, generation=1.0), before=Scores(efficacy=0.0)))
-    assert (
-        "not measured, since the fact has no prompts for it: specificity and same_subject" in unmeasured
-        and "held" not in unmeasured
-    )
+    assert "not measured, for lack of prompts: specificity and same_subject" in unmeasured and "held" not in unmeasured
 
 
 def test_the_verdict_of_an_edit_with_damage() -> None:
@@ -317,7 +314,7 @@ def test_anatomy_collapses_equal_layers() -> None:
     text = shown(memory_table(fake_editable()))
     row = next(line for line in text.splitlines() if line.startswith("0-5"))
     assert "h.*.mlp.c_proj" in row and "[8, 32]" in row and "as is" in row and row.endswith("yes   yes")
-    assert "ln_f" in text and "resumable" in text and "8.2 kB more to edit" in text and "to the last bit" in text
+    assert "ln_f" in text and "resumable" in text and "24.6 kB more to edit" in text and "to the last bit" in text
     assert "transposed  " in shown(memory_table(fake_editable(transposed=True)))
     assert ranges([0, 1, 2, 5, 7, 8]) == "0-2, 5, 7-8"
 

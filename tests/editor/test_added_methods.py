@@ -42,9 +42,9 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (folder / "plain_editing-1.0.dist-info" / "METADATA").write_text("Name: plain-editing\nVersion: 1.0\n")
     (folder / "plain_editing-1.0.dist-info" / "entry_points.txt").write_text(POINTS)
     monkeypatch.syspath_prepend(folder)
-    methods.METHODS.reload()
+    vars(methods.METHODS).pop("_loaded", None)
     yield folder
-    methods.METHODS.reload()
+    vars(methods.METHODS).pop("_loaded", None)
 
 
 def test_a_method_of_another_package_is_one_of_the_methods(site: Path) -> None:

@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from ffedit import Address, Edit, EditError, Fact, LowRank, Probe, Report, Scores
 from ffedit.algebra.low_rank import Dense
 from ffedit.editor.edit_files import FORMAT
+from ffedit.editor.provenance import ValueSearch, value_searches
 from ffedit.evaluator import FactScores
 from ffedit.model.fingerprint import fingerprint
 
@@ -96,6 +97,15 @@ def test_a_scored_edit_is_the_same_edit_and_its_scores_are_guarded(tmp_path: Pat
     assert edit.says == [(None, None)] * len(edit.facts)
     change_manifest(lambda m: m["provenance"]["scores"]["after"].update(efficacy=0.5))(tmp_path / "e")
     assert "manifest.json was changed" in refusal(tmp_path / "e")
+
+
+def test_how_far_a_search_came_is_known_where_its_numbers_are_recorded(tmp_path: Path) -> None:
+    edit, numbers = made(), {"steps": 5, "target_probability": 0.6}
+    solved = [{"subject": FACT.subject, "tokens": [2], "probabilities": [0.5], "loss": [3.0, 1.0]}]
+    for i, config in enumerate(({}, {"value": {}}, {"value": {"steps": 5}}, {"value": numbers})):
+        edit.noted(config=config, solved=solved).save(tmp_path / f"{i}")
+        found = ValueSearch(2, 1, 5, 0.5, 0.6) if config == {"value": numbers} else None
+        assert value_searches(Edit.load(tmp_path / f"{i}")) == [found, None]
 
 
 def test_the_fingerprint_covers_what_was_solved_for() -> None:

@@ -51,6 +51,21 @@ def test_an_edit_by_a_kept_factor_is_the_edit_and_nothing_is_factored_anew(
     assert len(factored) == 2 and not torch.allclose(other, dense[0], rtol=1e-3), "another weight, another metric"
 
 
+def test_a_method_without_a_metric_factors_none(editable: Editable, monkeypatch: pytest.MonkeyPatch) -> None:
+    stats = ffedit.collect_stats(editable, [1])
+
+    def division() -> list[float]:
+        edit = write_facts(editable, [FACT, OTHER], "alphaedit", [1], quick(alphaedit_null_share=0.5), stats)
+        found: list[float] = edit.provenance["division"]["1"]
+        return found
+
+    expected = division()
+    monkeypatch.setattr(module, "LONG", 1)
+    monkeypatch.setattr(module, "FEW", 1)
+    assert division() == expected
+    assert not stats[Address(1)].factors and not [path for path in cache.entries() if path.parent.name == "factors"]
+
+
 def test_a_later_run_takes_the_factor_from_the_cache_with_the_same_bits(
     editable: Editable, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 import zoo
-from storing import BARE, BATCH, FACTS
+from storing import AGAIN, BARE, BATCH, FACTS, SECOND, THIRD
 from torch import Tensor
 from writing import CORPUS, FACT, quick
 
 from ffedit import Edit, Fact
-from ffedit.editor import solve
+from ffedit.editor import solve, value
 from ffedit.editor.statistics import collect
 from ffedit.editor.write import write as write_facts
+from ffedit.files import cache
 from ffedit.model.editable import Editable
 from ffedit.model.memory import Address
 
@@ -63,3 +65,40 @@ def test_values_are_chosen_in_as_many_rounds_as_asked_for_and_of_one_subject_onc
     monkeypatch.setattr(solve, "choose_values", lambda *given: chosen.append(len(given[2])) or real(*given))
     write_facts(zoo.trained("gpt2", True), facts, "memit", [1], quick(**SHORT, rounds=rounds), CORPUS)
     assert chosen == [len(facts)] * times
+
+
+BOTH = replace(FACT, also=(AGAIN.prompt,))
+MIXED: dict[str, Any] = {"method": "rome", "family": "mixtral", "contexts": 6}
+
+
+@pytest.mark.parametrize(
+    ("begun", "other"),
+    [
+        ({"rounds": 2, "memit_ridge": 0.5}, {"rounds": 2}),
+        ({"facts": [BOTH]}, {"facts": [FACT, replace(AGAIN, target=FACT.target)]}),
+        ({**MIXED, "facts": [FACT, SECOND]}, {**MIXED, "facts": [FACT, THIRD]}),
+    ],
+    ids=["second round, other numbers", "the same texts as two facts", "other experts"],
+)
+def test_values_of_an_interrupted_edit_are_not_taken_by_another(
+    begun: dict[str, Any], other: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(value, "SAVED_EVERY", 0.0)
+    earlier = iter([solve.store] * (begun.get("rounds", 1) - 1))  # the last round is interrupted
+
+    def write(facts: Sequence[Fact] = FACTS, method: str = "memit", family: str = "gpt2", **numbers: Any) -> Edit:
+        return write_facts(zoo.trained(family, True), facts, method, [1], quick(**{**SHORT, **numbers}), CORPUS)
+
+    def interrupted(*given: Any) -> None:
+        if (store := next(earlier, None)) is None:
+            raise KeyboardInterrupt
+        store(*given)
+
+    expected = write(**other)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(solve, "store", interrupted)
+        write(**begun)
+    assert list(cache.folder().glob("values/*")), "what was interrupted was kept"
+    found = write(**other)
+    assert found.fingerprint() == expected.fingerprint()
+    assert found.provenance["solved"] == expected.provenance["solved"]

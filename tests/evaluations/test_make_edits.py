@@ -16,6 +16,7 @@ import pytest
 from answers import Answers, both, holds
 from atlas.table import load
 from click.testing import CliRunner
+from common import facts_of
 from follows import Consequences
 from make_edits import (
     Known,
@@ -68,6 +69,12 @@ def test_a_model_says_what_it_knows_and_no_word_that_it_does_not_know(atlas: ffe
     assert again.said == ask.said and prompt in again.said
     again.said[prompt] = [0, 0, 0]
     assert again(pairs[:1]) == [False]  # what is kept is not asked again
+
+
+def test_a_prompt_that_is_asked_for_two_objects_is_generated_as_far_as_the_longer_one(atlas: ffedit.Editable) -> None:
+    fact = next(fact for fact in facts_of("reporting") if fact.previous == "alkaline earth metals")
+    pairs = [(fact.text, "alkaline earth metals"), (fact.text, "alkaline"), (fact.text, "Rome")]
+    assert Answers(atlas)(pairs) == [True, True, False]
 
 
 def test_what_is_asked_quickly_is_confirmed() -> None:

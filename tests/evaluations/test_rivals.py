@@ -4,19 +4,24 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import ablation
 import compare
 import one_by_one
 import pytest
 import rivals
+import site_quality
 import torch
 import zoo
+from click.testing import CliRunner
 from torch import Tensor
 from writing import FACT, SECOND
 
+import ffedit
 from ffedit import Address, FFEditError
-from ffedit.files.resuming import Journal
+from ffedit.editor.statistics import text_for
+from ffedit.files.resuming import Journal, read_journal
 from ffedit.model.editable import Editable
 from ffedit.model.hooks import capture
 
@@ -160,6 +165,38 @@ def test_every_variant_names_numbers_that_are_there_and_changes_something() -> N
     assert len(set(configs.values())) == len(configs)
     with pytest.raises(FFEditError, match="gone is not a setting"):
         ablation.config_of({"gone": 1})
+
+
+@pytest.mark.parametrize(("script", "words"), [(ablation, ["default"]), (site_quality, ["--layer", "1"])])
+def test_key_statistics_are_of_the_text_that_a_single_edit_reads(
+    script: Any, words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    editable, collect = zoo.shared("gpt2"), Mock(side_effect=FFEditError)  # no edit is to follow
+    monkeypatch.setattr(ffedit, "load", lambda *_, **__: editable)
+    monkeypatch.setattr(ffedit, "collect_stats", collect)
+    CliRunner().invoke(
+        script.main, ["run", "--models", str(tmp_path), "--model", "smollm2", "--out", str(tmp_path), *words]
+    )
+    assert collect.call_args.kwargs == {"corpus": text_for(editable, 1, 0)}
+
+
+def test_a_comparison_goes_on_where_its_first_fact_cannot_be_edited(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    editable, write = zoo.trained("gpt2", True), ffedit.edit
+
+    def edit(editable: Editable, facts: list[ffedit.Fact], **options: Any) -> ffedit.Edit:
+        if facts[0] is FACT:
+            raise ffedit.EditError("no solution")
+        return write(editable, facts, **options)
+
+    monkeypatch.setattr(ffedit, "edit", edit)
+    monkeypatch.setattr(ffedit, "load", lambda *_, **__: editable)
+    monkeypatch.setattr(compare, "facts_in", lambda *_: [FACT, SECOND])
+    words = ["--model", "gpt2", "--data", str(tmp_path), "--out", str(tmp_path), "--way", "ffedit", "--tokens", "600"]
+    CliRunner().invoke(compare.main, [*words, "--set", "value.steps=2"], catch_exceptions=False)
+    lines = read_journal(tmp_path / "ffedit.jsonl")[1:]
+    assert [line["fact"] for line in lines] == [one_by_one.name_of(fact) for fact in (FACT, SECOND)]
 
 
 def test_a_variant_is_judged_by_the_worst_model() -> None:

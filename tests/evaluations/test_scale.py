@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import capacity
 import collateral
 import gpu
 import pytest
+import torch
+import zoo
 from click.testing import CliRunner
+from writing import CORPUS, FACT, quick
 
 import ffedit
 
@@ -47,3 +51,21 @@ def test_accuracy_counts_what_is_likelier_than_every_other() -> None:
     prompt = "Eiffel Tower is located in the city of"
     items = [(prompt, "Paris", ("Rome", "London")), (prompt, "Rome", ("Paris",)), (prompt, "Paris", ("Paris",))]
     assert collateral.accuracy(atlas, items) == pytest.approx(1 / 3)
+
+
+@pytest.mark.parametrize(
+    ("family", "bos", "keep", "sink"),
+    [("gpt2", True, True, 0.3), ("gpt2", True, False, 0.3), ("llama", False, True, 2.0)],
+)
+def test_capacity_solves_for_all_facts_as_the_run_that_it_repeats(
+    family: str, bos: bool, keep: bool, sink: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ffedit.editor.key.SINK", sink)  # at 2.0 every name that begins a text is taken for a sink
+    editable, first = zoo.trained(family, bos), ffedit.Fact("Rome", "{} stands in", "Spain", "France")
+    stats = ffedit.collect_stats(editable, 1, corpus=CORPUS)
+    config = quick(contexts=4, keep_beginning=keep, context_weight=3.0)
+    edit = ffedit.edit(editable, [first, FACT], "memit", layers=1, config=config, stats=stats)
+    ((at, update),) = edit.updates.items()
+    (facts, method, updates, _), _ = capacity.solutions(editable, edit, stats, [2])
+    assert (facts, method) == (2, "memit")
+    torch.testing.assert_close(updates[at].dense, update.dense)

@@ -19,7 +19,7 @@ from ffedit import EditError, Fact, FactError, ModelError, Scores, evaluate
 from ffedit.cli.work.result import evaluated
 from ffedit.display.html.result import result_page
 from ffedit.display.terminal.scores import all_scores, before_after
-from ffedit.evaluator import Evaluation, GenericText, drift
+from ffedit.evaluator import Evaluation, FactScores, GenericText, Report, drift, mean_scores
 from ffedit.evaluator.drift import ReferenceDistributions
 from ffedit.facts.formats import parse
 from ffedit.loading.verify import find_and_verify
@@ -82,7 +82,17 @@ def test_where_all_other_facts_follow_from_the_edit_same_subject_is_not_measured
         assert not any(line.startswith("same_subject") for line in shown(table).splitlines())
     assert "same_subject not measured keep" in said(result_page(record))
     calm = replace(report, after=Scores(**{**report.after.to_dict(), "drift": 0.0, "specificity": 1.0}))
-    assert calm.verdict.text.endswith("; not measured, since the fact has no prompts for it: same_subject.")
+    assert calm.verdict.text.endswith("; not measured, for lack of prompts: same_subject.")
+
+
+def test_a_fact_whose_objects_were_never_compared_is_not_said_to_be_likelier() -> None:
+    scores = [Scores(efficacy=efficacy, generation=0) for efficacy in (None, 0, 1)]
+    some = tuple(FactScores(KNOWN, score, "Paris") for score in scores)
+    told = Report(mean_scores(scores), mean_scores(scores), some, some).verdict.text
+    assert told == (
+        "THE EDIT DID NOT TAKE: for 1 of 3 facts the new object is not more likely than the old, and for 1 of 3 it is "
+        "more likely, but the model generates another answer, and for 1 of 3 the model generates another answer."
+    )
 
 
 def test_the_published_form_of_knowedit_is_scored_by_kind() -> None:

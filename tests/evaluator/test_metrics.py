@@ -127,6 +127,8 @@ def test_facts_that_all_agree_do_not_make_certainty() -> None:
     score, change = intervals(parts)["score"], changes(parts, parts)["score"]
     assert (score.low, score.high) == (pytest.approx(wilson), 1.0)
     assert (change.low, change.high) == (pytest.approx(wilson - 1), pytest.approx(1 - wilson))
+    few = changes(*[{**parts, "specificity": [1.0] * 2 + [None] * 28}] * 2)
+    assert few["score"] == few["specificity"] and few["score"].high > 0.6, "no surer than its least sure part"
 
 
 def test_an_interval_covers_the_truth_about_as_often_as_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -238,7 +240,7 @@ def test_a_metric_of_another_package_that_should_stay_is_damaged_where_it_falls(
         "\n".join(["[ffedit.metrics]", *(f"{name} = holding:{name}" for name in names)])
     )
     monkeypatch.syspath_prepend(tmp_path)
-    METRICS.reload()
+    vars(METRICS).pop("_loaded", None)
     try:
         fact = Fact("Eiffel tower", "the {} is located in", "Paris .", "Rome")  # what the model says
         found = evaluate(zoo.trained("gpt2"), fact, edited=zoo.trained("gpt2"))
@@ -252,7 +254,7 @@ def test_a_metric_of_another_package_that_should_stay_is_damaged_where_it_falls(
         assert steady["harm"] is True
     finally:
         monkeypatch.undo()
-        METRICS.reload()
+        vars(METRICS).pop("_loaded", None)
 
 
 def test_metrics_of_other_packages_are_metrics_like_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -267,7 +269,7 @@ def test_metrics_of_other_packages_are_metrics_like_ours(tmp_path: Path, monkeyp
     points = ["said = odd:said", "plain = odd:plain", "knew = odd:knew", "count = odd:COUNT", "to_dict = odd:plain"]
     (about / "entry_points.txt").write_text("\n".join(["[ffedit.metrics]", *points]))
     monkeypatch.syspath_prepend(tmp_path)
-    METRICS.reload()
+    vars(METRICS).pop("_loaded", None)
     try:
         assert list(METRICS)[-2:] == ["said", "plain"] and METRICS["said"].package == "odd"
         assert set(METRICS.broken) == {"knew (odd)", "count (odd)", "to_dict (odd)"}
@@ -278,5 +280,5 @@ def test_metrics_of_other_packages_are_metrics_like_ours(tmp_path: Path, monkeyp
         assert set(intervals({"said": [1.0] * 9, "plain": [0.5] * 9})) == {"said", "plain"}
     finally:
         monkeypatch.undo()
-        METRICS.reload()
+        vars(METRICS).pop("_loaded", None)
     assert "said" not in METRICS

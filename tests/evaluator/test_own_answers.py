@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -18,6 +18,7 @@ from ffedit.evaluator.evaluate import evaluate
 from ffedit.facts.formats import parse
 from ffedit.inference import generation
 from ffedit.model.editable import Editable
+from ffedit.model.tokenization import Encoded
 
 FACT = Fact(
     "Eiffel tower",
@@ -84,6 +85,22 @@ def test_an_end_of_text_is_no_answer_to_compare_with() -> None:
     )
     (usual,) = Evaluation(editable, [FACT]).before
     assert usual.left_out == {} and usual.scores.efficacy is not None
+
+
+def test_a_neighbor_without_an_object_is_left_out_though_the_model_answers_it_elsewhere(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    real = generation.own_answers
+
+    def own_answers(editable: Editable, prompts: Sequence[Encoded]) -> list[Encoded | None]:
+        """The model says nothing after the fact's prompt."""
+        answers = zip(prompts, real(editable, prompts), strict=True)
+        return [None if prompt.text == FACT.text else answer for prompt, answer in answers]
+
+    monkeypatch.setattr(generation, "own_answers", own_answers)
+    fact = replace(FACT, neighbors=FACT.neighbors[:1], locality=("Nile river stands in",))
+    (found,) = Evaluation(zoo.trained("gpt2"), [fact], full=True).before
+    assert found.left_out["specificity/unsaid"] == 1 and found.scores.specificity is None
 
 
 def test_prompts_that_the_same_edit_changes_are_counted() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -144,6 +145,27 @@ def test_a_quantised_base_takes_it(tmp_path: Path) -> None:
         wanted = logits(editable.model)
     found = logits(peft.PeftModel.from_pretrained(quantised, tmp_path / "adapter"))
     assert float((found - wanted).norm()) < 1.5 * lost < float((wanted - before).norm())
+
+
+@here
+def test_a_quantised_base_of_the_hub_is_loaded_and_named_as_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    editable = zoo.build("llama")
+    asked: dict[str, Any] = {}
+
+    def load(name: str, **options: Any) -> ffedit.Editable:
+        asked.update(options)
+        return editable
+
+    config = SimpleNamespace(quantization_config={"quant_method": "gptq"})
+    monkeypatch.setattr("ffedit.exporter.exporting.local_folder", lambda *_: tmp_path)
+    monkeypatch.setattr("ffedit.exporter.exporting.written_config", lambda _: config)
+    monkeypatch.setattr("ffedit.exporter.exporting.load_with_edits", load)
+    options: dict[str, Any] = {"revision": "v1", "trust_remote_code": True}
+    ffedit.export("owner/name", made(editable, {1: 1}), tmp_path / "out", format="adapter", **options)
+    assert asked == options
+    assert json.loads((tmp_path / "out" / "adapter_config.json").read_text())["revision"] == "v1"
 
 
 @here

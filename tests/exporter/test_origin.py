@@ -94,6 +94,20 @@ def test_edits_on_edits_are_of_the_first_base(
     assert "is a local name" not in (out / "README.md").read_text()
 
 
+@here
+def test_an_id_without_owner_is_kept_by_edits_on_edits_and_by_undo(
+    base: Path, editable: ffedit.Editable, edit: Edit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(base, cached := tmp_path / "models--gpt2" / "snapshots" / "0123")
+    first = ffedit.export(cached, edit, tmp_path / "first").folder
+    both = ffedit.export(first, made(editable, {2: 1}, SECOND, seed=1), tmp_path / "both").folder
+    (tmp_path / "gpt2").mkdir()  # a folder that happens to have its name
+    monkeypatch.chdir(tmp_path)
+    for folder in (first, both, ffedit.undo(both, tmp_path / "undone").folder):
+        assert (metadata_load(folder / "README.md") or {})["base_model"] == "gpt2"
+        assert "is a local name" not in (folder / "README.md").read_text()
+
+
 def test_the_names_of_scores_are_escaped(edit: Edit) -> None:
     scores = {"before": {"a|b": None}, "after": {"a|b": 0.5}}
     assert f"| {plain('a|b')} |  | 0.500 |" in model_card(Origin("base"), [edit.noted(scores=scores)])

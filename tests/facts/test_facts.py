@@ -68,7 +68,7 @@ def test_lists_and_plain_strings_become_tuples_and_probes() -> None:
     assert fact.neighbors == (Probe("Big Ben is in"), Probe("Colosseum is in", "Rome"))
     assert fact.probes("neighbors") == (Probe("Big Ben is in", "Paris"), Probe("Colosseum is in", "Rome"))
     assert fact.probes("same_subject") == (Probe("Eiffel Tower was built by"),)
-    assert fact.case_id == "0"
+    assert fact.case_id == "0" and Fact(**EIFFEL, relation=17).relation == "17"
     assert hash(fact) == hash(dataclasses.replace(fact)) and pickle.loads(pickle.dumps(fact)) == fact
 
 

@@ -84,14 +84,30 @@ def test_known_1000_has_nothing_to_write(tmp_path: Path) -> None:
     assert "record 1: 'Rome is in the land of' has no new object; give a target" in message(read_facts, path)
 
 
-def test_a_probe_may_have_several_answers() -> None:
-    asked = {"prompt": "the Nile is in", "kind": "place", "target": ["Egypt", "Sudan"]}
-    (probe,) = parse_record({**FLAT, "neighbors": [asked]}).neighbors
-    assert probe == Probe("the Nile is in", "Egypt", "place", ("Sudan",))
+@pytest.mark.parametrize(("aliases", "read"), [(["Misr"], ("Misr",)), ("Misr", ("Misr",)), (None, ())])
+def test_a_probe_may_have_several_answers(aliases: Any, read: tuple[str, ...]) -> None:
+    asked = {"prompt": "the Nile is in", "kind": "place", "target": ["Egypt", "Sudan"], "aliases": aliases}
+    (probe, one) = parse_record({**FLAT, "neighbors": [asked, {**asked, "target": "Egypt"}]}).neighbors
+    assert probe == Probe("the Nile is in", "Egypt", "place", ("Sudan", *read))
+    assert one == Probe("the Nile is in", "Egypt", "place", read)
+
+
+@pytest.mark.parametrize("asked", [{"prompt": None, "target": "Egypt"}, {"target": "Egypt"}])
+def test_an_answer_without_a_prompt_is_named(asked: dict[str, Any]) -> None:
+    read = parse({**FLAT, "keep": [asked]})
+    assert read.facts == (parse_record(FLAT),) and read.unread == ("keep.target",)
 
 
 def test_own_form_needs_no_target_for_tracing() -> None:
     assert parse_record({"subject": "Rome", "prompt": "{} is in"}).target is None
+
+
+def nested(depth: int, kind: type) -> Any:
+    """Return a text in so many lists or objects."""
+    value: Any = "Rome"
+    for _ in range(depth):
+        value = kind([value] if kind is list else {"a": value})
+    return value
 
 
 @pytest.mark.parametrize(
@@ -110,6 +126,8 @@ def test_own_form_needs_no_target_for_tracing() -> None:
         ({**FLAT, "target_new": 5}, "target must be text, found 5 (int)"),
         ({**FLAT, "rephrase_prompt": 5}, "a prompt in paraphrases must be text, found 5 (int)"),
         ({**FLAT, "locality": [1]}, "locality must be text, found 1 (int)"),
+        ({**FLAT, "target_new": nested(600, list)}, "the record is nested too deeply"),
+        ({**FLAT, "portability": nested(600, dict)}, "the record is nested too deeply"),
         (
             {**FLAT, "locality": {"Forgetfulness": [{"question": 1}]}},
             "locality.Forgetfulness must be text, found 1 (int)",
@@ -184,6 +202,8 @@ def test_a_missing_file_and_a_folder_are_refused(tmp_path: Path) -> None:
     missing = tmp_path / "none.json"
     assert message(read_facts, missing) == f"no file {missing}; expected a file of facts, or - for standard input"
     assert message(read_facts, tmp_path).startswith(f"{tmp_path} is a folder; expected a file of facts")
+    assert message(read_facts, "a" * 300 + ".json").endswith("a.json cannot be read: File name too long")
+    assert message(read_facts, "a\0.json") == "a\0.json cannot be read: embedded null byte"
 
 
 def test_the_error_names_file_and_record(tmp_path: Path) -> None:

@@ -122,6 +122,27 @@ def test_facts_that_are_edited_one_by_one_may_disagree_and_repeat(tmp_path: Path
     assert "record 1 (none of 3 can be used): 'Old Mill" in message(sift_facts, path)
 
 
+def test_a_repeat_that_cannot_be_joined_is_left_out(tmp_path: Path) -> None:
+    other = {**MILL, "subject": "Red Mill", "prompt": "Red Mill lies in"}
+    texts = ["You can see {} in"]
+    path = write(tmp_path / "f.jsonl", {**MILL, "also": texts}, {**MILL, "paraphrases": texts}, other)
+    found = sift_facts(path)
+    assert found.facts == (Fact(**MILL, also=texts), Fact(**other)) and not found.notes
+    assert dict(found.left_out)[2].startswith("joined with record 1, the same fact: also 'You can see Old Mill in' is")
+    assert message(read_facts, path).startswith(f"{path}, record 2: joined")
+
+
+def test_an_edit_that_a_case_lists_twice_keeps_its_questions(tmp_path: Path) -> None:
+    case = {**SAMPLES["mquake, two edits"][0], "requested_rewrite": [REWRITE, REWRITE]}
+    (fact,) = read_facts(write(tmp_path / "f.jsonl", case))
+    assert len(fact.portability) == len(case["questions"])
+
+
+def test_a_file_that_is_named_twice_is_read_once(tmp_path: Path) -> None:
+    path = write(tmp_path / "f.jsonl", {**MILL, "case_id": 1})
+    assert sift_facts([path, str(path)], together=False) == sift_facts(path)
+
+
 def test_a_source_of_nothing_usable_is_refused(tmp_path: Path) -> None:
     path = write(tmp_path / "f.jsonl", {"x": 1}, {"y": 1})
     assert message(sift_facts, path) == message(read_facts, path)

@@ -40,6 +40,7 @@ def write(folder: Path, content: Any) -> Path:
         {"version": 1, "edits": {"1": OLD, "2": RED}},
         {"edits": {"first": OLD, "second": RED}},
         BY_SUBJECT,
+        {"sv": OLD, "first": RED},
         {"data": {"train": [OLD], "test": [RED]}},
         {"questions": [OLD, RED]},
         [{"page": 1, "parts": [{"facts": [OLD]}, {"facts": [RED]}]}],
@@ -57,6 +58,18 @@ def test_records_are_found_in_what_holds_them(tmp_path: Path, content: Any) -> N
     assert not found.left_out and not found.notes
 
 
+def test_a_subject_may_be_the_code_of_a_language(tmp_path: Path) -> None:
+    moons = {name: {"prompt": "{} orbits", "target": "Mars"} for name in ("Io", "Titan")}
+    assert [fact.subject for fact in read_facts(write(tmp_path, moons))] == ["Io", "Titan"]
+
+
+def test_an_object_in_thousands_of_others_is_one_bad_record(tmp_path: Path) -> None:
+    deep = '{"a": ' * 600 + "{}" + "}" * 600
+    (tmp_path / "f.jsonl").write_text(f"{json.dumps(OLD)}\n{deep}\n{json.dumps(RED)}\n")
+    found = sift_facts(tmp_path / "f.jsonl")
+    assert found.facts == (FACT, OTHER) and [number for number, _ in found.left_out] == [2]
+
+
 def test_what_stands_beside_records_is_named_and_belongs_to_each(tmp_path: Path) -> None:
     found = sift_facts(write(tmp_path, {"version": 3, "relation": "place", "facts": [OLD, RED]}))
     assert found.unread == {"version": 2} and [fact.relation for fact in found.facts] == ["place", "place"]
@@ -70,6 +83,7 @@ def test_what_stands_beside_records_is_named_and_belongs_to_each(tmp_path: Path)
     [
         {**OLD, "evidence": [{"text": "It moved.", "label": "yes"}]},
         {"en": OLD, "de": RED},
+        {"en": OLD, "de": RED, "original": OLD},
         {"edit": OLD, "locality": {"others": [RED]}},
         {**OLD, "neighbors": [{"prompt": "Red Mill lies in", "target": "Rome"}]},
     ],

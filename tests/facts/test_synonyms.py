@@ -202,6 +202,9 @@ def test_one_language_is_written_and_the_others_are_asked() -> None:
     assert parse({"fi": FI}).facts[0].subject == "Vanha mylly" and not parse({"fi": FI}).facts[0].cross_lingual
     read = parse({"en": EN, "fi": {**FI, "subject": "Uusi talo"}}, Shape(language="en"))
     assert read.notes == ("the texts in fi cannot be asked",) and not read.facts[0].cross_lingual
+    read = parse({**both, "original": {**EN, "alt": "Bern"}}, Shape(language="en"))
+    assert {probe.kind for probe in read.facts[0].cross_lingual} == {"fi"} and read.facts[0].target == "Oslo"
+    assert {"original.subject", "original.alt"} <= {*read.unread}
 
 
 def test_a_conversation_is_one_question_with_its_answer() -> None:
@@ -239,6 +242,15 @@ def test_the_error_of_an_unknown_shape_ends_with_the_map_that_reads_it() -> None
 def test_a_named_field_stands_in_for_those_that_are_recognised() -> None:
     read = parse({**MILL, "other": "Rome"}, Shape({"target": "other"}))
     assert read.facts[0].target == "Rome" and read.unread == ("target",)
+
+
+@pytest.mark.parametrize("role", ["portability", "same_subject", "neighbors", "keep", "cross_lingual"])
+def test_nothing_in_a_named_field_is_read_as_another(role: str) -> None:
+    record = {"subject": "Old Mill", "question": "Where is Old Mill?", "new_answer": "Oslo"}
+    read = parse({**record, "stay": {"prompt": "Who built Old Mill?", "target": "Ann"}}, Shape({role: "stay"}))
+    (fact,) = read.facts
+    assert (fact.prompt, fact.target, read.unread) == ("Where is Old Mill?", "Oslo", ())
+    assert [(probe.prompt, probe.target) for probe in getattr(fact, role)] == [("Who built Old Mill?", "Ann")]
 
 
 def test_a_field_that_is_not_there_is_one_line() -> None:

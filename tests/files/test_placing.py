@@ -14,7 +14,7 @@ import pytest
 from shell import disk
 
 from ffedit import EditError
-from ffedit.files.atomic import check_file, check_free, read_whole, write_text, written
+from ffedit.files.atomic import check_file, check_free, read_whole, write_file, write_text, written
 from ffedit.files.placing import beside, placed, sweep
 
 UNFINISHED = ".unfinished"
@@ -100,9 +100,11 @@ def test_a_file_that_cannot_be_replaced_is_refused_before_long_work(tmp_path: Pa
             check_file(target)
 
 
-def test_names_as_long_as_a_file_system_takes_them_are_written(tmp_path: Path) -> None:
-    write_text(tmp_path / ("é" * 127), "text")
-    assert (tmp_path / ("é" * 127)).read_text() == "text"
+@pytest.mark.parametrize(("character", "times"), [("é", 127), ("😀", 60)])
+def test_names_as_long_as_a_file_system_takes_them_are_written(tmp_path: Path, character: str, times: int) -> None:
+    path = tmp_path / (character * times)
+    write_text(path, "text")
+    assert path.read_text() == "text"
 
 
 # Moves ----------------------------------------------------------------------------------------------------
@@ -166,6 +168,14 @@ def test_without_force_what_another_process_has_made_meanwhile_stays(tmp_path: P
             made.write_text("mine")
             (tmp_path / "file").write_text("another's")
         assert (tmp_path / "file").read_text() == left
+
+
+def test_a_folder_is_not_replaced_by_a_file(tmp_path: Path) -> None:
+    folder_of(tmp_path / "results", "a person's")
+    before = disk(tmp_path)
+    with pytest.raises(EditError, match=r"results: cannot be written \(a folder has this name\)"):
+        write_file(tmp_path / "results", Path.touch)
+    assert disk(tmp_path) == before
 
 
 def test_an_interrupt_while_a_folder_is_replaced_waits_for_the_last_move(

@@ -37,11 +37,14 @@ def test_a_journal_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
 
 
 def test_a_state_is_replaced_whole_and_read_bit_for_bit(tmp_path: Path) -> None:
-    path, tensors = tmp_path / "new" / "state.safetensors", {"a": torch.randn(3, 4, dtype=torch.float64)}
+    path = tmp_path / "new" / "state.safetensors"
+    tensors = {"ids": torch.arange(3, dtype=torch.int32), "a": torch.randn(3, 4, dtype=torch.float64).T}
+    tensors |= {"none": torch.empty(0, 4), "one": torch.tensor(2.5), "half": torch.randn(5).bfloat16()}
     for done in (1, 2):
         save_state(path, tensors, {"done": done})
     again, values = load_state(path, "delete it")
-    assert torch.equal(again["a"], tensors["a"]) and values == {"done": 2}
+    assert again.keys() == tensors.keys() and values == {"done": 2}
+    assert all(torch.equal(again[name], tensors[name]) for name in tensors)
     assert [file.name for file in path.parent.iterdir()] == [path.name]
     path.write_bytes(path.read_bytes()[:20])
     with pytest.raises(EditError, match=r"state\.safetensors: delete it"):

@@ -16,13 +16,13 @@ import zoo
 
 from ffedit import Corpus, EditError
 from ffedit.inference import text as module
-from ffedit.inference.text import given
+from ffedit.inference.text import corpus_ids
 
 WORDS = "the old tower stands in Rome and the red river flows through Paris . "
 
 
 def ids_of(path: Path | str, tokens: int = 10_000, bos: bool = False) -> list[int]:
-    found: list[int] = given(zoo.shared("gpt2", bos), Corpus(path, tokens)).tolist()
+    found: list[int] = corpus_ids(zoo.shared("gpt2", bos), Corpus(path, tokens)).tolist()
     return found
 
 
@@ -88,7 +88,10 @@ def test_a_character_across_a_cut_is_whole(tmp_path: Path, monkeypatch: pytest.M
         list(module._pieces(write(tmp_path, "b.txt", text.encode()[:36] + b"\xff")))
 
 
-@pytest.mark.parametrize("name", ["no/such/file.txt", "./here", "a.jsonl", "what is this"])
+LONG = pytest.param("a/" * 3000 + "b", id="longer than the system takes")
+
+
+@pytest.mark.parametrize("name", ["no/such/file.txt", "./here", "a.jsonl", "what is this", LONG])
 def test_a_file_that_is_not_there_is_refused(name: str) -> None:
     with pytest.raises(EditError, match="no such file; a UTF-8 text"):
         Corpus(name).check()

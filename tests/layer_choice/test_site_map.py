@@ -56,11 +56,20 @@ def largest(editable: Editable, name: str, layer: int, right: torch.Tensor) -> f
 
 @pytest.mark.parametrize("family", ["gpt2", "gemma3"])
 @pytest.mark.parametrize("token", [-1, -2])
-def test_the_map_says_what_the_edit_does(family: str, token: int) -> None:
+@pytest.mark.parametrize("more", [{}, {"names_weight": 9.0, "protect": ("Spain", "old tower")}])
+def test_the_map_says_what_the_edit_does(
+    monkeypatch: pytest.MonkeyPatch, family: str, token: int, more: dict[str, Any]
+) -> None:
     """Δ = δ uᵀ: its right factor gives each text the share of δ that the map says."""
-    editable, config = zoo.build(family, bos=True), quick(context_weight=0.03, fact_token=str(token))
-    found = mapped(editable)
-    edit = write(editable, [FACT], "rome", [1], config, CORPUS)
+    editable, config = zoo.build(family, bos=True), quick(context_weight=0.03, fact_token=str(token), **more)
+    measured, fact = FEW, FACT
+    if more:  # every third name counts, and is not measured here; the other `keep` prompt gets a δ of its own
+        measured = tuple(name for i, name in enumerate(FEW) if i % 3)
+        fact = replace(FACT, keep=["the city of Spain is", "the Eiffel tower is old"])
+        for one in (look_alikes, module):
+            monkeypatch.setattr(one, "measured_names", lambda: measured)
+    found = mapped(editable, fact, config=quick(context_weight=0.03, **more))
+    edit = write(editable, [fact], "rome", [1], config, CORPUS)
     ((at, delta),) = edit.updates.items()
     right = double(delta.right)[0]
     position = found.subject[1] + token
@@ -68,12 +77,12 @@ def test_the_map_says_what_the_edit_does(family: str, token: int) -> None:
     own = double(read_at(editable, editable.feed_forward[1], sentences)[0]) @ right
     assert found.reach[1, position] == pytest.approx(float(own.mean()), rel=1e-4)
     assert found.reach_least[1, position] == pytest.approx(float(own.min()), rel=1e-4)
-    received = {name: largest(editable, name, 1, right) for name in FEW}
+    received = {name: largest(editable, name, 1, right) for name in measured}
     leaks = np.abs([*received.values()])
-    assert found.names == len(FEW) and found.leak[1, position] == pytest.approx(leaks.mean(), rel=1e-4)
+    assert found.names == len(measured) and found.leak[1, position] == pytest.approx(leaks.mean(), rel=1e-4)
     assert found.leak_high[1, position] == pytest.approx(np.quantile(leaks, 0.95), rel=1e-4)
     hits = found.hits(1, position)
-    assert len(hits) == 5 and hits == sorted(hits, key=lambda pair: -abs(pair[1]))
+    assert len(hits) == min(5, len(measured)) and hits == sorted(hits, key=lambda pair: -abs(pair[1]))
     assert all(share == pytest.approx(received[name], rel=1e-4) for name, share in hits)
     assert float(right @ edit.keys[at][:, 0]) == pytest.approx(1.0)
 

@@ -307,6 +307,13 @@ def test_a_model_in_parts_is_one_model_by_any_of_them(made: Path, tmp_path: Path
             ffedit.load(asked)
 
 
+@pytest.mark.parametrize("name", ["tiny-00001-of-00000.gguf", "tiny-00002-of-00001.gguf"])
+def test_a_name_with_a_number_beyond_its_count_is_one_file(made: Path, tmp_path: Path, name: str) -> None:
+    shutil.copyfile(made, tmp_path / name)
+    editable = ffedit.load(tmp_path / name)
+    assert editable.source is not None and editable.source["file"] == name
+
+
 @pytest.mark.parametrize(
     ("said", "how"),
     [
@@ -363,6 +370,7 @@ def test_names_that_mean_no_one_file_are_told(file: Path, monkeypatch: pytest.Mo
     shutil.copy(file, file.parent / "other.gguf")
     assert "holds several GGUF files (other.gguf, tiny.gguf)" in refusal(file.parent)
     assert "no such file" in refusal(file.parent / "third.gguf")
+    assert "no such file" in refusal(file.parent / f"{'a' * 300}.gguf")
     (empty := tmp_path / "empty.gguf").mkdir()
     assert "no config.json in it" in refusal(empty)
 

@@ -214,6 +214,15 @@ def test_layers_that_hand_on_more_than_a_stream_are_refused() -> None:
     assert "cannot continue a recorded pass" in refusal(model)
 
 
+def test_a_check_that_runs_out_of_memory_is_no_fault_of_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> float:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr("ffedit.inference.replay.check", full)
+    with pytest.raises(torch.OutOfMemoryError):
+        find_and_verify(zoo.model("llama"), zoo.words())
+
+
 def test_a_model_without_a_list_of_layers_is_refused_with_the_lists_seen() -> None:
     model = zoo.model("llama")
     layers = model.model.layers

@@ -104,6 +104,17 @@ def test_facts_are_located_written_and_measured_as_without_offloading(tmp_path: 
     assert trace is None or (trace.effects == seen.effects).all()
 
 
+@families
+def test_vectors_are_read_without_a_copy_of_an_offloaded_head(
+    tmp_path: Path, family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = on_disk(family, tmp_path / "model", torch.bfloat16)
+    whole, other = ffedit.load(folder), spread(family, folder)
+    vectors = torch.randn(3, whole.d_model)
+    monkeypatch.setattr(storage, "fetched", lambda *of: pytest.fail("copied"))
+    assert torch.equal(other.read(vectors), whole.read(vectors))
+
+
 def test_half_precision_is_computed_wider_and_written_as_it_was_saved(tmp_path: Path) -> None:
     folder = on_disk("llama", tmp_path / "model", torch.float16)
     whole, other = ffedit.load(folder), spread("llama", folder)

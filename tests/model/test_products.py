@@ -56,6 +56,13 @@ def test_a_product_and_its_gradient_are_those_of_torch(
     torch.testing.assert_close(torch.autograd.grad((found * weights).sum(), states)[0], gradient, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize(("make", "name"), [(layer, "input"), (conv, "x")])
+def test_states_are_given_by_name_as_to_the_layer_itself(make: Callable[[], nn.Module], name: str) -> None:
+    linear, states = make(), torch.randn(3, 768)
+    with fast_products(linear):
+        assert torch.equal(linear(**{name: states}), linear(states))
+
+
 def calls(monkeypatch: pytest.MonkeyPatch, linear: nn.Module, states: torch.Tensor) -> int:
     """Return how many products of `linear` are made by oneDNN."""
     made = []

@@ -326,6 +326,8 @@ def signed(folder: Path, change: Callable[[dict[str, Any]], object]) -> Path:
         ("scores", {"before": {"a": 1}, "after": {"b": 1}}, "other scores before than after"),
         ("solved", [{"tokens": [1]}], "does not say how each value"),
         ("subjects", {"1": ["a", "b"]}, "do not fit a change"),
+        ("config", {"value": {"steps": "5"}}, "provenance.config.value.steps is '5'"),
+        ("configs", {"e": {"key": {"fact_token": []}}}, "provenance.configs.e.key.fact_token is"),
         ("parts", [{}], r"provenance.parts\[0\] has no fingerprint"),
     ],
 )
@@ -350,7 +352,7 @@ def test_an_edit_that_names_no_model_asks_for_one(tmp_path: Path, capsys: pytest
         ('{"method": "rome", "when": "after", "chunk": 0, "fact": null, "norm_ratio": 1}', "has no seconds"),
         (
             '{"method": "rome", "when": "end", "chunk": 0, "fact": 0, "says": "", "scores": {"efficacy": -1}}',
-            "not a share",
+            "are from 0 to 1",
         ),
     ],
 )

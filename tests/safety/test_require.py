@@ -17,6 +17,7 @@ RATES = {"efficacy": 0.7999999999999999, "specificity": 0.9499996, "paraphrase":
         ("efficacy<0.8", "efficacy<0.8 is not met: it is 0.8"),
         ("paraphrase>0.8", "paraphrase>0.8 is not met: it is 0.8"),
         ("specificity>=0.95", "specificity>=0.95 is not met: it is 0.9499996"),
+        ("locality>0", "locality>0 cannot be measured: no prompts for it are given, or all are left out; no edit was"),
     ],
 )
 def test_scores_are_compared_up_to_rounding(text: str, told: str) -> None:

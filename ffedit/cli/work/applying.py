@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 
@@ -44,7 +45,7 @@ from ffedit.facts.text import counted, quoted
 from ffedit.files.atomic import text_ready, write_text
 from ffedit.inference.corpus import Corpus
 from ffedit.inference.distributed import process_group
-from ffedit.layer_choice.choose import Found, find_layer, known_layer, spread_below
+from ffedit.layer_choice.choose import ChosenLayer, find_layer, known_layer, spread_below
 from ffedit.model.editable import Editable
 from ffedit.model.tokenization import decode
 from ffedit.progress import Progress
@@ -52,9 +53,9 @@ from ffedit.safety.guardrails import Breach, breaches, refusal, warnings
 from ffedit.safety.require import Requirement, not_taken, unmet
 
 
-def apply(dry_run: bool, **given: Any) -> None:
+def apply(dry_run: bool, **options: Any) -> None:
     """Write facts into a model, or with `dry_run` show the facts as they are read, and the steps."""
-    application = Application(**given)
+    application = Application(**options)
     application.plan() if dry_run else application.run()
 
 
@@ -114,7 +115,7 @@ class Application:
         facts = [fact.to_dict() for fact in self.facts]
         self.surface.write_json({"model": self.editable.name, "facts": facts, "plan": steps})
 
-    def _statistics(self, choice: Found | None) -> str:
+    def _statistics(self, choice: ChosenLayer | None) -> str:
         """Say whether the key statistics would come from files, the cache, or text to read."""
         if not isinstance(self.stats, Corpus):
             return "from --stats"
@@ -135,9 +136,9 @@ class Application:
         if choice is not None:
             self._finish(choice, edit, measured, report)
 
-    def _locate(self, progress: Progress) -> tuple[Found | None, int]:
+    def _locate(self, progress: Progress) -> tuple[ChosenLayer | None, int]:
         """Find the layer to edit and show why; the choice is None in all processes but the first."""
-        choice: Found | None = None
+        choice: ChosenLayer | None = None
         results = (self.destinations.plot, self.destinations.html, self.destinations.json_to)
 
         def find() -> int:
@@ -189,7 +190,7 @@ class Application:
         self.ends["evaluate"] = perf_counter()
         return measured, report
 
-    def _finish(self, choice: Found, edit: Edit, measured: Edit, report: Report) -> None:
+    def _finish(self, choice: ChosenLayer, edit: Edit, measured: Edit, report: Report) -> None:
         """Show the report, and save; if the edit failed, or misses a condition, raise that instead of saving."""
         surface, destinations, broken = self.surface, self.destinations, breaches(self.editable, edit, report)
         edit = replace(measured, updates=edit.updates).scored(report)
@@ -198,19 +199,18 @@ class Application:
         failure = failure or (None if destinations.force else not_taken(report.verdict))
         saved = {"edit": destinations.out, "checkpoint": destinations.export_to} if failure is None else {}
         applied = result.applied(self.editable, edit, choice, report, self.ends, saved, self.layers, self.left_out)
-        is_saved = False
+        written: list[Path] = []
         try:
             with surface.json_ready(applied), pictures_ready(destinations, applied, choice):
                 if failure is None:
-                    save(destinations, self.editable, edit)
-            is_saved = failure is None
+                    save(destinations, self.editable, edit, written)
         finally:  # the result is shown even if it cannot be saved
-            self._show(edit, report, broken, is_saved)
+            self._show(edit, report, broken, written)
         if failure is not None:
             raise failure
         surface.show(destinations.next_step(self.facts[0], self.editable.chat))
 
-    def _show(self, edit: Edit, report: Report, broken: Sequence[Breach], saved: bool) -> None:
+    def _show(self, edit: Edit, report: Report, broken: Sequence[Breach], written: Sequence[Path]) -> None:
         """Show the outcome, the answers that became worse, and the scores; more with `--verbose`."""
         surface, seconds = self.surface, perf_counter() - self.ends["start"]
         token = self.config.key.fact_token
@@ -219,7 +219,7 @@ class Application:
         layers = f"layer{'s' if len(edit.layers) > 1 else ''} {ranges(edit.layers)}"
         model = f"{short_name(self.editable)}{' in its chat template' if self.editable.chat else ''}"
         details = [f"{layers} of {model}{f' at {token}' if edit.keys else ''}", duration(seconds)]
-        surface.show(outcome(report, [*details, *self.destinations.saved(saved)]), packing(edit))
+        surface.show(outcome(report, [*details, *self.destinations.saved(written)]), packing(edit))
         surface.show(verdict_view(report, edit, self.editable, surface.verbose), warnings(broken, surface.verbose))
         surface.show(worse(report), before_after(report), what_it_says(report) if surface.verbose else None)
 
@@ -242,7 +242,7 @@ def _note_long_objects(surface: Surface, editable: Editable, facts: Sequence[Fac
 
 
 @contextmanager
-def pictures_ready(destinations: Destinations, applied: Mapping[str, Any], choice: Found) -> Iterator[None]:
+def pictures_ready(destinations: Destinations, applied: Mapping[str, Any], choice: ChosenLayer) -> Iterator[None]:
     """Draw the page of a result and the figure of its trace; write them if the block ends without an error."""
     with ExitStack() as stack:
         if destinations.html is not None:
@@ -254,12 +254,14 @@ def pictures_ready(destinations: Destinations, applied: Mapping[str, Any], choic
         yield
 
 
-def save(destinations: Destinations, editable: Editable, edit: Edit) -> None:
-    """Write the folders and the recipe; the checkpoint first, because its export may be refused."""
+def save(destinations: Destinations, editable: Editable, edit: Edit, written: list[Path]) -> None:
+    """Write the folders, each then added to `written`, and the recipe; the checkpoint first: it may be refused."""
     if destinations.export_to is not None:
         ffedit.export(editable, edit, destinations.export_to, force=destinations.force)
+        written.append(destinations.export_to)
     if destinations.out is not None:
         edit.save(destinations.out, force=destinations.force)
+        written.append(destinations.out)
     if destinations.save_recipe is not None:
         folders = {"out": destinations.out, "export": destinations.export_to}
         goes_to = {name: str(path) for name, path in folders.items() if path is not None}

@@ -52,8 +52,9 @@ def bench(
         together=parsed.name != "single",
         in_sequence=parsed.name == "sequential",
         where=None if where is None else (field, value),
+        limit=limit,
     )
-    facts = sifted.facts[:limit]
+    facts = sifted.facts
     editable = load_model(model, surface)
     chosen = None
     if layers != "auto":

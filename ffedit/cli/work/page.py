@@ -101,9 +101,9 @@ class Session:
 def fact_of(subject: str, prompt: str, target: str, previous: str, paraphrases: str, neighbors: str) -> Fact:
     """Build the fact of the page's fields: one paraphrase a line, one neighbor a line as `prompt = answer`."""
     pairs = [line.rpartition("=") for line in neighbors.splitlines() if line.strip()]
-    for question, _, answer in pairs:
-        if not question.strip():
-            raise FactError(f"{show(answer.strip())} cannot be read; write a line like: {NEIGHBORS}")
+    for pair in pairs:
+        if not pair[0].strip():
+            raise FactError(f"{show(''.join(pair))} cannot be read; write a line like: {NEIGHBORS}")
     probes = [{"prompt": question.strip(), "target": answer.strip()} for question, _, answer in pairs]
     wordings = [line for line in paraphrases.splitlines() if line.strip()]
     return Fact(subject, prompt, target or None, previous or None, wordings, probes)

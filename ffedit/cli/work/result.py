@@ -24,7 +24,7 @@ from ffedit.evaluator.verdict import took
 from ffedit.exporter import Exported
 from ffedit.facts.fact import Fact
 from ffedit.facts.reading import LeftOutRecords
-from ffedit.layer_choice.choose import Found
+from ffedit.layer_choice.choose import ChosenLayer
 from ffedit.layer_choice.site_map import SiteMap
 from ffedit.locator import Aggregate, Trace, TraceSet
 from ffedit.model.editable import Editable
@@ -64,7 +64,7 @@ def located(
 def applied(
     editable: Editable,
     edit: Edit,
-    choice: Found,
+    choice: ChosenLayer,
     report: Report,
     ends: Mapping[str, float],
     saved: Mapping[str, Path | None],

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 from ffedit.algebra.bootstrap import Interval
 from ffedit.display.html import render
 from ffedit.display.picture import Picture, pictures
+from ffedit.display.terminal.explanation import LEGEND
 from ffedit.display.terminal.scores import WANTED, figure, signed
 from ffedit.editor.recipe import yaml_of
 from ffedit.evaluator import METRICS
@@ -30,7 +31,7 @@ ASKED = {
 }
 MOST_MOVED = 20
 # Defaults of fields that the record of `evaluate` lacks, or that only some records have.
-OF_APPLY = {"edit": None, "layer": None, "chat": False, "warnings": ()}
+OF_APPLY = {"explanation": None, "edit": None, "layer": None, "chat": False, "warnings": ()}
 NOT_MEASURED = "not measured", ""
 # The colour of the verdict, by its outcome.
 TONES = {"took": "good", "did not take": "bad", "nothing to change": "plain", "no edit": "plain"}
@@ -57,6 +58,7 @@ def result_page(record: Record) -> str:
         traced=traces[0]["prompt"] if len(traces) == 1 and len(facts) > 1 else "",
         quote=quote,
         MOST=MOST_MOVED,
+        LEGEND=LEGEND,
         recipe=yaml_of(record["recipe"]) if "recipe" in record else "",
     )
 

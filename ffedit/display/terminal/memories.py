@@ -228,8 +228,7 @@ def _key(view: MemoryView) -> Iterator[RenderableType]:
         m, rank = Text(number(trigger.coefficient)), Text(f"{trigger.rank:,}")
         table.add_row(m, length, prefixed(trigger.prefix, 36), follows, rank)
     yield table
-    place = "place: where the value's distribution has it, 1 the first"
-    yield notes([f"next: the token that follows in the text; {place}"])
+    yield notes(["next: the token that follows in the text; place: its rank in the value's distribution, from 1"])
 
 
 # An edit -------------------------------------------------------------------------------------------

@@ -19,6 +19,6 @@ def plan(facts: Sequence[Fact], steps: Mapping[str, str]) -> RenderableType:
     table = plain_table(*folded("prompt", "old object", "new object", "with"))
     for fact in islice(facts, MOST_FACTS):
         lists = {name: value for name, value in fact.to_dict().items() if isinstance(value, list)}
-        counts = ", ".join(f"{len(value)} {name}" for name, value in lists.items())
+        counts = ", ".join(f"{name}: {len(value)}" for name, value in lists.items())
         table.add_row(*(Text(cell or "") for cell in (fact.text, fact.previous, fact.target, counts)))
     return spaced(with_more(table, len(facts) - MOST_FACTS), named_values(*steps.items()))

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from ffedit.display.picture import PARTS, UNITS, averaged_traces
 from ffedit.facts.text import number, quoted
-from ffedit.layer_choice.choose import Found
+from ffedit.layer_choice.choose import ChosenLayer
 from ffedit.locator import CLEAR, Trace, TraceSet, span_of
 from ffedit.locator.result import subject_peak
 
@@ -17,10 +17,10 @@ from ffedit.locator.result import subject_peak
 WEAK_TOTAL = 0.05
 
 
-def reasons(found: Found, asked: str) -> list[Text]:
+def reasons(choice: ChosenLayer, asked: str) -> list[Text]:
     """Return the reasons for this layer; `asked` is the value of `--layers`."""
-    layer, auto, traces = found.layer, found.auto, found.traces
-    if traces is not None and found.by == "trace" and layer == traces.layer:
+    layer, auto, traces = choice.layer, choice.auto, choice.traces
+    if traces is not None and choice.by == "trace" and layer == traces.layer:
         return [recalled(traces)]
     words = {
         "only": "the only one whose output reaches the answer",
@@ -28,9 +28,9 @@ def reasons(found: Found, asked: str) -> list[Text]:
         "trace": f"the site among layers {asked}",
     }
     nearest = "" if layer == auto.layer else f"the allowed layer nearest to {auto.layer}, "
-    why = words.get(found.by, f"{nearest}{auto.why}; `ffedit choose-layer` tries others")
+    why = words.get(choice.by, f"{nearest}{auto.why}; `ffedit choose-layer` tries others")
     lines = [Text.assemble((f"Layer {layer}: ", "bold"), f"{why}.")]
-    if found.by == auto.by and asked != "auto":
+    if choice.by == auto.by and asked != "auto":
         lines.insert(0, Text("The trace shows no site at the subject's last token, so it chooses no layer."))
     return lines if traces is None else [*lines, recalled(traces, layer)]
 
