@@ -148,6 +148,8 @@ def test_facts_that_did_not_take_lead_the_outcome() -> None:
     assert lines[0].endswith("DID NOT TAKE: it says “Paris”") and lines[1].endswith("took")
     assert lines[8] == "… and 2 more facts"
     assert lines[9] == "9 of 10 facts took · says them in 9 of 10 wordings · text as fluent as before"
+    unlikely = shown(outcome(report(Scores(efficacy=0.0, generation=1.0), "Rome"), []), 120).splitlines()
+    assert unlikely[0].endswith("DID NOT TAKE: it says “Rome”, but “Paris” is still likelier")
 
 
 def test_broken_text_is_named_in_the_outcome() -> None:

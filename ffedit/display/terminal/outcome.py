@@ -74,7 +74,8 @@ def _fact(report: Report, before: FactScores, after: FactScores) -> Line:
     fact, moved = after.fact, _lost(_of_fact(before, after, "same_subject"))
     old = fact.previous if fact.previous is not None and knew_previous(before) else quoted(before.says, MOST_OLD)
     if not took(after):
-        status = Text(f"DID NOT TAKE: it says {quoted(after.says)}", style="bold red")
+        likelier = f", but {quoted(fact.previous or '')} is still likelier" if after.scores.generation else ""
+        status = Text(f"DID NOT TAKE: it says {quoted(after.says)}{likelier}", style="bold red")
     elif took(before):
         status = Text("nothing to change: it said so before", style="bold green")
     elif report.verdict.outcome in ("took narrowly", "took, but text breaks"):
