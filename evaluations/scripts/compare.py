@@ -103,7 +103,8 @@ def main(
         answered = Answers(editable)([(fact.text, fact.previous) for fact in asked])
         facts = list(itertools.compress(asked, answered))[:limit]
     config, examiner = set_numbers(EditConfig(), numbers), Examiner(editable)
-    text = text_for(editable, 1, config.seed, corpus) if tokens is None else ffedit.Corpus(corpus, tokens)
+    as_edited = text_for(editable, 1, config.seed, corpus, names=config.key.names_weight > 0)
+    text = as_edited if tokens is None else ffedit.Corpus(corpus, tokens)
 
     def write(facts: Sequence[Fact], **options: Any) -> ffedit.Edit:
         method_option = {} if method is None else {"method": method}

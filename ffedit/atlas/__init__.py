@@ -1,1 +1,1 @@
-"""The embedded models: weights, tokenizers and cards. Their recipe is in `evaluations/atlas/`."""
+"""Embedded models: weights, tokenizers and cards. Their recipe is in `evaluations/atlas/`."""

@@ -172,7 +172,7 @@ def edit_in_sequence(task: Task) -> None:
 
 
 class MethodSequence:
-    """The edits of one method, in order: `chunks` are indices of the facts that are written together."""
+    """Edits of one method, in order: `chunks` are indices of the facts that are written together."""
 
     def __init__(self, task: Task, scorer: Scorer, chunks: Sequence[tuple[int, ...]], method: str) -> None:
         self._task, self._scorer, self._chunks, self._method = task, scorer, chunks, method

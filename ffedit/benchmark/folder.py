@@ -1,4 +1,4 @@
-"""The folder of a benchmark's results: the manifest that ties it to one run, and the journal that a run resumes from.
+"""Folder of a benchmark's results: the manifest that ties it to one run, and the journal that a run resumes from.
 
 `manifest.json` records the model, the facts, the mode, all hyperparameters of the edits and the versions of the
 libraries. A folder of another run is refused with an error that names what differs; only methods may be added. The
@@ -54,7 +54,7 @@ RUN: Form = {"run!": {"config": {EVERY: OBJECT}, "layers": [INTEGER]}, "hardware
 
 @dataclass(frozen=True)
 class Line:
-    """The measurements of one fact, or of the whole model, at one moment."""
+    """Measurements of one fact, or of the whole model, at one moment."""
 
     method: str  # the method that edited the model; `UNEDITED` before any edit
     when: str  # "before", "after" the fact's own edit, "end", or "at 20": when 20 facts were edited
@@ -89,7 +89,7 @@ class Line:
 
 
 class Journal:
-    """The lines of a results folder.
+    """Lines of a results folder.
 
     `process` is the rank of this process, if each writes its own file; None for `results.jsonl`. A process that does
     not write (`writes`) only holds added lines in memory.

@@ -62,7 +62,7 @@ class Change:
 
 @dataclass(frozen=True)
 class MethodReport:
-    """The figures of one method."""
+    """Figures of one method."""
 
     after: Row  # each fact right after its own edit
     end: Row | None  # each fact after the last edit; None unless sequential
@@ -84,7 +84,7 @@ class MethodReport:
 
 @dataclass(frozen=True)
 class BenchReport(Displayed):
-    """The figures of a benchmark.
+    """Figures of a benchmark.
 
     Attributes:
         run: model, facts, mode and all hyperparameters, as in the manifest.
@@ -137,7 +137,7 @@ def _index(name: str) -> int:
 
 
 class Results:
-    """The lines of a journal, indexed by method and moment; `facts` are those that they refer to by index."""
+    """Lines of a journal, indexed by method and moment; `facts` are those that they refer to by index."""
 
     def __init__(self, journal: Journal, facts: Sequence[Fact]) -> None:
         self.lines: dict[tuple[str, str], list[Line]] = defaultdict(list)  # of facts, ordered by chunk and fact

@@ -1,4 +1,4 @@
-"""The settings that results of one run share: model, facts, mode, hyperparameters, layers, key statistics, text, seeds.
+"""Settings that results of one run share: model, facts, mode, hyperparameters, layers, key statistics, text, seeds.
 
 They are written into the manifest; a run that differs in one of them cannot continue in the same folder. A mode divides
 the facts into chunks that are edited together:

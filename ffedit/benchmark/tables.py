@@ -1,4 +1,4 @@
-"""The figures as tables, in the order in which papers print them, and `report.md`, which has them as Markdown.
+"""Figures as tables, in the order in which papers print them, and `report.md`, which has them as Markdown.
 
 A figure is followed by its 95 % interval over subjects. Columns without any measurement are left out; "-" marks a
 figure that was not measured in one row.

@@ -1,4 +1,4 @@
-"""The steps that every mode of a benchmark shares: score facts before and after an edit, and write the scores down.
+"""Steps that every mode of a benchmark shares: score facts before and after an edit, and write the scores down.
 
 Where an edit cannot be computed or applied, or the edited model's output is not finite, the reason is recorded instead
 of scores; it is counted and listed in the report, and the run continues. Where memory fails, which tells nothing about
@@ -64,7 +64,7 @@ class Task:
             self.progress(method, sum(self.journal.done(*key[:3]) for key in keys), len(indices))
 
     def record_failure(self, facts: Sequence[int], method: str, chunk: int, error: FFEditError) -> None:
-        """Record the reason why an edit could not be made, for each of its facts; raise what says nothing about it."""
+        """Record why an edit could not be made, for each of its facts; raise failures of memory or of a process."""
         if isinstance(error, ProcessError) or out_of_memory(error):
             raise error
         reason = {"error": str(error), **({"finite": False} if isinstance(error, ModelError) else {})}

@@ -1,4 +1,4 @@
-"""The command line: parse, call the public API, render.
+"""Command line: parse, call the public API, render.
 
 Exit codes: 0 done; 1 an error in the input, shown in one line; 2 usage; 3 an edit that did not take (0 if `--force`
 saves it), misses a `--require` or breaks a guardrail of `--strict`; 4 an internal check of ffedit failed; 130
@@ -77,7 +77,7 @@ HELP = {
 
 
 class Lazy(click.RichGroup):
-    """The group of `COMMANDS`, each the function of a module of its name, imported when it is called or listed."""
+    """Group of `COMMANDS`, each the function of a module of its name, imported when it is called or listed."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names of the commands in workflow order."""

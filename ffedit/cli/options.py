@@ -70,7 +70,7 @@ LOADING = {
 
 @dataclass(frozen=True)
 class ModelOptions:
-    """The value of `--model`, None without it, and the options of loading it (`work.model.load_model`)."""
+    """Value of `--model`, None without it, and the options of loading it (`work.model.load_model`)."""
 
     name: str | None
     loading: Mapping[str, Any]

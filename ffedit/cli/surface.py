@@ -1,4 +1,4 @@
-"""The output of a command: a terminal, one JSON object, progress, and a log."""
+"""Output of a command: a terminal, one JSON object, progress, and a log."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class OneLine(logging.Formatter):
 
 
 class Surface:
-    """The output of a command: a terminal, and optionally one JSON object, whose file is checked first."""
+    """Output of a command: a terminal, and optionally one JSON object, whose file is checked first."""
 
     def __init__(self, json_to: str | None = None, quiet: bool = False, verbose: bool = False) -> None:
         if json_to is not None and json_to != "-":

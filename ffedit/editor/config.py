@@ -128,7 +128,7 @@ class KeyConfig:
 
 @dataclass(frozen=True)
 class ValueConfig:
-    """How the value is optimised.
+    """Hyperparameters of the value's optimisation.
 
     Attributes:
         steps: largest number of optimisation steps.

@@ -87,7 +87,7 @@ class Edit(Displayed):
 
     @property
     def says(self) -> list[tuple[str | None, str | None]]:
-        """The model's answer to each fact's prompt, without the edit and with it; None where it was not measured."""
+        """Answers of the model to each fact's prompt, without the edit and with it; None where it was not measured."""
         answers = self.provenance.get("says", {})
         before, after = (answers.get(side) or [None] * len(self.facts) for side in ("before", "after"))
         return list(zip(before, after, strict=True))

@@ -1,4 +1,4 @@
-"""The form of the files in an edit's folder, checked without torch; `Edit.save` writes them, `Edit.load` reads them.
+"""Form of the files in an edit's folder, checked without torch; `Edit.save` writes them, `Edit.load` reads them.
 
 Two hashes protect them. The *fingerprint* is the edit's identity: factors, keys, values and facts. The *checksum*
 covers the whole manifest, provenance included: an edit that was scored has the same fingerprint and another checksum.

@@ -1,4 +1,4 @@
-"""The metric of an edit: what a change costs ordinary text, other names and the facts' own contexts.
+"""Metric of an edit: what a change costs ordinary text, other names and the facts' own contexts.
 
     C' = C + w/n Σ k kᵀ over names + AᵀA        A: spread of the facts' keys over their contexts
 

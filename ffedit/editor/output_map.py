@@ -1,4 +1,4 @@
-"""How a feed-forward output reaches the residual stream: as it is, scaled (Granite), or normalised (Gemma 2, OLMo 2).
+"""Path of a feed-forward output to the residual stream: as it is, scaled (Granite), or normalised (Gemma 2, OLMo 2).
 
     h' = h + c · N(W k)
 

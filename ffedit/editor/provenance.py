@@ -32,7 +32,7 @@ from ffedit.version import __version__
 
 @dataclass(frozen=True)
 class ValueSearch:
-    """How far the optimisation of the value of one fact came."""
+    """Progress of the optimisation of one fact's value."""
 
     tokens: int  # length of the new object
     steps: int  # number of steps taken

@@ -342,13 +342,13 @@ def by_layer(editable: Editable, addresses: Iterable[Address]) -> list[FeedForwa
 
 def _check_room(memories: Sequence[KeyValueMemory]) -> None:
     """Refuse, before a text is read, statistics without room in memory."""
-    needed = room(memories)
+    needed = bytes_needed(memories)
     if (free := host_memory()) < needed:
         sizes = f"needed beside the model: {needed / 1e9:.2g} GB of memory; free: {free / 1e9:.2g} GB"
         raise EditError(f"{_no_room(memories)} ({sizes})")
 
 
-def room(memories: Sequence[KeyValueMemory]) -> int:
+def bytes_needed(memories: Sequence[KeyValueMemory]) -> int:
     """Return the bytes that key statistics take: all sums, and the ridge of one layer."""
     return 16 * sum(memory.d_ff**2 for memory in memories) + 8 * (HELD - 2) * max(m.d_ff for m in memories) ** 2
 

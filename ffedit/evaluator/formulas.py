@@ -1,4 +1,4 @@
-"""The published formulas behind the metrics, each one pure function with its unit, source and direction.
+"""Published formulas behind the metrics, each one pure function with its unit, source and direction.
 
 Notation: x a prompt, o an object with tokens o_1 … o_m after it, p(o_i | x, o_<i) the model's probability of a token.
 Sources:

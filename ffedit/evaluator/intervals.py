@@ -82,7 +82,8 @@ def changes(before: Columns, after: Columns, subjects: Sequence[str] | None = No
         mean = float(_harmonic(list(np.nanmean(new, 0)))) - float(_harmonic(list(np.nanmean(old, 0))))
         score = percentile_interval(mean, drawn[1] - drawn[0])
         labels = np.arange(len(old)) if clusters is None else clusters
-        units = min(len(np.unique(labels[measured])) for measured in ~np.isnan(old + new).T)  # those of its least part
+        # A mean is no more certain than its part that was measured on the fewest.
+        units = min(len(np.unique(labels[measured])) for measured in ~np.isnan(old + new).T)
         differences["score"] = with_unseen(score, units, (-1.0, 1.0)) if score.low == score.high else score
     return differences
 

@@ -58,7 +58,7 @@ ENOUGH = 10
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of an edit."""
+    """Outcome of an edit, and what it damaged."""
 
     # "took"; "took narrowly", in few other wordings; "took, but text breaks", the text behind the new object has
     # special or repeated tokens; "took with damage", something else changed; "took in part", not for all facts; "did

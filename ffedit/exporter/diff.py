@@ -1,4 +1,4 @@
-"""The differences between two checkpoints, tensor by tensor, without either model in memory.
+"""Differences between two checkpoints, tensor by tensor, without either model in memory.
 
 Files are read one tensor at a time. Of each changed tensor, the size of the change and the share of changed entries are
 computed in float64.
@@ -36,7 +36,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Diff(Displayed):
-    """The differences between two checkpoints.
+    """Differences between two checkpoints.
 
     Attributes:
         base: name of the first checkpoint.

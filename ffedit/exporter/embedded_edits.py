@@ -1,4 +1,4 @@
-"""The edits in a checkpoint and the matrices before them: `ffedit_edits/000`, `001`, … and `originals.safetensors`.
+"""Edits in a checkpoint and the matrices before them: `ffedit_edits/000`, `001`, … and `originals.safetensors`.
 
 W + Δ − Δ is not W in floating point. So a checkpoint stores its edits in order of application and each matrix that
 they changed as it was before the oldest of them. An edit is undone by adding the remaining ones to the originals: in
@@ -93,7 +93,7 @@ def _load_originals(
 
 
 class UndoPlan(NamedTuple):
-    """The matrices to rewrite and the edits to keep when an edit is undone."""
+    """Matrices to rewrite and the edits to keep when an edit is undone."""
 
     tensors: dict[str, Stored]  # the checkpoint's, by name
     edit: Edit  # the edit to undo

@@ -51,7 +51,7 @@ FORMATS: tuple[Format, ...] = get_args(Format)
 
 @dataclass(frozen=True)
 class Exported(Displayed):
-    """The result of an export or of an undo.
+    """Result of an export or of an undo.
 
     Attributes:
         folder: the folder written, or the GGUF file.
@@ -118,7 +118,7 @@ def export(
         raise EditError(f"format {format!r} is not known; give {choices(format, FORMATS)}")
     check_free(Path(out), force, folder=format == "checkpoint")
     as_gguf = format == "gguf" or (format == "adapter" and Path(out).suffix == ".gguf")
-    base = find_base(model, edit, revision, not as_gguf and format != "checkpoint", trust_remote_code)
+    base = find_base(model, edit, revision, files=not as_gguf and format != "checkpoint", trusted=trust_remote_code)
     if as_gguf:
         return _export_gguf(base, Path(out), format, force)
     loaded_from = base.folder or (cached_folder(base.editable) if base.editable is not None else None)
@@ -254,7 +254,7 @@ def undo(
 
 
 class Base(NamedTuple):
-    """The base model of an export: its name, the edit with `provenance["matrices"]`, and where the weights are."""
+    """Base model of an export: its name, the edit with `provenance["matrices"]`, and where the weights are."""
 
     name: str
     edit: Edit

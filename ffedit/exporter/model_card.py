@@ -1,4 +1,4 @@
-"""The model card of an export, which is the folder's README: the base, the facts, the recipe and the scores.
+"""Model card of an export, which is the folder's README: the base, the facts, the recipe and the scores.
 
 The base is named as a stranger finds it: by its id on the hub and its license, and by no path of this machine.
 """
@@ -30,7 +30,7 @@ ROWS = 20
 
 @dataclass(frozen=True)
 class Origin:
-    """The base model as a card names it."""
+    """Base model as a card names it."""
 
     name: str  # its id on the hub; where it is not known to have one, the name of its folder or file, without the path
     on_hub: bool = False  # True for an id

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ffedit.errors import EditError, brief
-from ffedit.files.placing import beside, named_errors, placed, refuse_existing, sweep
+from ffedit.files.placing import beside, named_errors, placed, refuse_existing, refuse_folder, sweep
 
 Read = TypeVar("Read")
 
@@ -57,8 +57,7 @@ def check_file(target: Path, appended: bool = False) -> None:
     with named_errors(target):
         behind = behind_links(target)
         sweep(behind.parent, behind.name)
-        if target.is_dir():
-            raise EditError(f"{target}: cannot be written (a folder has this name)")
+        refuse_folder(target)
         if target.exists() and not os.access(target, os.W_OK):
             raise EditError(f"{target}: cannot be written (no permission)")
         if not target.exists() or (target.is_file() and not appended):  # a pipe or a device is written directly

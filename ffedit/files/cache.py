@@ -1,4 +1,4 @@
-"""The cache of files and converted models that are kept between runs, by a hash of all that they depend on.
+"""Cache of files and converted models that are kept between runs, by a hash of all that they depend on.
 
 An entry is written to a temporary path and moved in one step, so that two processes never see half of one. The cache is
 bounded: after a write, entries that were not used for long are deleted, then the least recently used ones

@@ -142,6 +142,12 @@ def refuse_existing(target: Path) -> None:
         raise EditError(f"{target}: exists already; name another folder, or replace it with --force")
 
 
+def refuse_folder(target: Path) -> None:
+    """Refuse a folder where a file is to be written (EditError)."""
+    if target.is_dir():
+        raise EditError(f"{target}: cannot be written (a folder has this name)")
+
+
 @contextmanager
 def placed(target: Path, force: bool | None = None) -> Iterator[Path]:
     """Yield a path to make a file or folder at, which is moved to `target` if the block ends without an error.
@@ -159,8 +165,8 @@ def placed(target: Path, force: bool | None = None) -> Iterator[Path]:
             _set_permissions(made)
             if not force and (made.is_dir() or force is not None):
                 refuse_existing(target)
-            elif force is None and at.is_dir():
-                raise EditError(f"{target}: cannot be written (a folder has this name)")
+            elif force is None:
+                refuse_folder(target)
             with delay_interrupt():
                 if at.is_dir():
                     old.parent.mkdir()

@@ -1,4 +1,4 @@
-"""The contribution of each feed-forward layer at a prompt's end, and the memories that make it.
+"""Contribution of each feed-forward layer at a prompt's end, and the memories that make it.
 
 A layer adds its output to the residual stream, after = before + output. Each of the three is read through the final
 norm and the unembedding (`views`), as the prediction of a model that ended there: without the layer, with the layer's

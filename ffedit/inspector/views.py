@@ -113,7 +113,7 @@ class TokenProbability(View):
 
 @dataclass(frozen=True)
 class Distribution(View):
-    """The most and least probable tokens of a distribution over the vocabulary."""
+    """Most and least probable tokens of a distribution over the vocabulary."""
 
     top: tuple[TokenProbability, ...]  # the most probable tokens, the most probable first
     bottom: tuple[TokenProbability, ...]  # the least probable ones, the least probable first

@@ -1,4 +1,4 @@
-"""The layer to edit unless another is asked for: the one published for the model, or else a quarter of its depth.
+"""Layer to edit unless another is asked for: the one published for the model, or else a quarter of its depth.
 
 A row of published layers applies to every checkpoint of its shape. ROME writes one layer; MEMIT and the methods derived
 from it a range that ends at the layer where v* is chosen. They lie between .15 and .35 of the depth.

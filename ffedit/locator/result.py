@@ -210,7 +210,7 @@ class TraceSet(Plotted):
 
 
 class Peak(NamedTuple):
-    """The largest effect at a subject."""
+    """Largest effect at a subject."""
 
     token: str  # text of its token; for several facts, the token's role
     last: bool  # whether it is at the subject's last token

@@ -1,4 +1,4 @@
-"""The keys of a feed-forward layer: the rows of its first matrix.
+"""Keys of a feed-forward layer: the rows of its first matrix.
 
     m = f(x Kᵀ + b)                        plain
     m = f(x Gᵀ + b_g) ⊙ (x Uᵀ + b_u)       gated: SwiGLU, GeGLU (Shazeer 2020, arXiv 2002.05202)

@@ -417,14 +417,6 @@ def test_an_edit_of_another_model(refuses: Refuses, here: Path, model: Path, cap
 # The machine --------------------------------------------------------------------------------------
 
 
-def test_brackets_are_no_markup_while_a_terminal_waits(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    done = shell(capsys, "diff", "x[/bold]", "atlas")
-    assert done.code == 1 and "comparing x[/bold] and atlas …" in done.err and "x[/bold]: " in done.err
-
-
 def test_a_cache_that_cannot_be_cleared(refuses: Refuses, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail() -> int:
         raise PermissionError(13, "Permission denied", "moments/a")

@@ -187,3 +187,11 @@ def test_a_command_ends_with_its_code_and_with_all_that_it_said(stream: str) -> 
 
     ended = fork(end)
     assert (ended.code, ended.out) == (3, "said")
+
+
+def test_brackets_are_no_markup_while_a_terminal_waits(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    done = shell(capsys, "diff", "x[/bold]", "atlas")
+    assert done.code == 1 and "comparing x[/bold] and atlas …" in done.err and "x[/bold]: " in done.err

@@ -42,7 +42,7 @@ def serve(model: ModelOptions, host: str, port: int, surface: Surface) -> None:
 
 
 class Session:
-    """The model on the page, and the edits that were written into it, oldest first."""
+    """Model on the page, and the edits that were written into it, oldest first."""
 
     def __init__(self, editable: Editable, load: Callable[[str], Editable]) -> None:
         self.editable = editable

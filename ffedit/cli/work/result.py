@@ -1,4 +1,4 @@
-"""The results that commands write with `--json`: plain numbers, null where there was nothing to measure.
+"""Results that commands write with `--json`: plain numbers, null where there was nothing to measure.
 
 Those of `apply` and `evaluate` are described by `result.schema.json`; its version counts up with every change that
 would break a reader of the last version.

@@ -1,4 +1,4 @@
-"""The result of `ffedit apply` or `ffedit evaluate` as a page, made from nothing but the record of `--json`."""
+"""Result of `ffedit apply` or `ffedit evaluate` as a page, made from nothing but the record of `--json`."""
 
 from __future__ import annotations
 

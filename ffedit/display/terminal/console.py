@@ -1,4 +1,4 @@
-"""The terminal as ffedit writes to it: text stays text, whatever a file, a model or its name says.
+"""Terminal as ffedit writes to it: text stays text, whatever a file, a model or its name says.
 
 Brackets are no markup, and control characters, which would move the cursor, set the title or make links, are shown by
 their code points, as are characters that change the direction of the text around them.

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from ffedit.display.terminal.tables import folded, left, named_values, plain_table, ranges, spaced
 from ffedit.editor.provenance import versions
-from ffedit.editor.statistics import room
+from ffedit.editor.statistics import bytes_needed
 from ffedit.facts.text import counted
 from ffedit.files import cache
 from ffedit.loading.names import in_words
@@ -54,7 +54,7 @@ def memory_table(editable: Editable) -> Group:
         if experts := {address.expert for address in addresses if address.expert is not None}:
             layers += f" (experts {ranges(experts)})"
         table.add_row(*map(Text, (layers, *description)))
-    largest = max(editable.memories.values(), key=lambda memory: memory.d_ff)
+    statistics = bytes_needed([max(editable.memories.values(), key=lambda memory: memory.d_ff)])
     weights, error = _parameters(editable)[1], editable.probe_error
     within = f" within {error:.1e} of its scale" if error else ", to the last bit"
     reruns = "resumable, from the layer and token where something changed"
@@ -70,7 +70,10 @@ def memory_table(editable: Editable) -> Group:
         ("unembedding", _path(editable)),
         ("reruns", reruns),
         ("probe", f"W k + b is the observed output{within}"),
-        ("memory", f"{decimal(weights)} of weights, {decimal(room([largest]))} more to edit (moments of the keys)"),
+        (
+            "memory",
+            f"{decimal(weights)} of weights, {decimal(statistics)} more to edit (moments of the keys)",
+        ),
     )
     return spaced(table, details)
 

@@ -1,4 +1,4 @@
-"""The progress callback as bars on standard error that disappear at the end; or as lines if that is no terminal."""
+"""Progress callback as bars on standard error that disappear at the end; or as lines if that is no terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The editing methods, one file each, those of other packages (entry points `ffedit.methods`), and all their numbers.
+"""Editing methods, one file each, those of other packages (entry points `ffedit.methods`), and all their numbers.
 
 A number is set by its dotted name, whether common or a method's own: `value.steps`, `memit.ridge`.
 """
