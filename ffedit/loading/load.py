@@ -7,7 +7,8 @@ device, on all devices, or with a part of it offloaded to CPU memory or the disk
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from math import prod
 from pathlib import Path
 from textwrap import shorten
@@ -33,11 +34,11 @@ from transformers.models.auto.modeling_auto import (
 
 from ffedit.errors import ModelError
 from ffedit.files.shards import INDEX, SINGLE
-from ffedit.files.tensor_ranges import FLOATS, contents
+from ffedit.files.tensor_ranges import FLOATS, Stored, contents
 from ffedit.inference.distributed import own_device
 from ffedit.loading.gguf import converted, has_weights, read_weights, source_of
 from ffedit.loading.names import EMBEDDED, NAMED, gguf_file, is_local
-from ffedit.loading.reading import check_declared, check_loaded, readable, uncollected
+from ffedit.loading.reading import check_declared, check_loaded, check_memory, readable, uncollected
 from ffedit.loading.verify import find_and_verify
 from ffedit.model.editable import Editable
 from ffedit.model.fingerprint import fingerprint
@@ -218,6 +219,11 @@ def _read(
             raise ModelError(f"{what} cannot be read: {error}") from error
         size = sum(prod(tensor.shape) for tensor in stored.values())
         check_declared(name, classes[0], config, size, len(stored), "checkpoint")
+        saved_in = _most_common(stored.values())
+        computed_in = DTYPES.get(dtype) or (torch.float32 if saved_in == torch.float16 else saved_in)
+        # Weights that are not converted are mapped from their files, and need not all be in memory.
+        if saved_in and computed_in and computed_in.itemsize > saved_in.itemsize and spread["device_map"] is None:
+            check_memory(name, size, computed_in)
     with readable(f"{what} cannot be read", QUANTISE_LATER if quantised else ""):
         loaded: Any = first_that_runs(
             classes,
@@ -257,15 +263,19 @@ def quantisation(config: Any) -> str:
 
 def _saved_in(path: str, model: PreTrainedModel, config: Any) -> torch.dtype:
     """Return the precision of most numbers in a checkpoint's files; where these cannot be read, the config's."""
-    folder = folder_of(path, getattr(model.config, "_commit_hash", None))
+    folder, saved_in = folder_of(path, getattr(model.config, "_commit_hash", None)), None
+    with suppress(ModelError):  # transformers found the weights in other files
+        saved_in = None if folder is None else _most_common(contents(folder).values())
+    return saved_in or getattr(config, "dtype", None) or model.dtype
+
+
+def _most_common(tensors: Iterable[Stored]) -> torch.dtype | None:
+    """Return the precision of most floating-point numbers in `tensors` of files; None if there are none."""
     counts: Counter[torch.dtype] = Counter()
-    try:
-        for stored in contents(folder).values() if folder is not None else ():
-            if stored.kind in FLOATS:
-                counts[stored.dtype] += prod(stored.shape)
-    except ModelError:  # transformers found the weights in other files
-        pass
-    return max(counts, key=counts.__getitem__, default=None) or getattr(config, "dtype", None) or model.dtype
+    for tensor in tensors:
+        if tensor.kind in FLOATS:
+            counts[tensor.dtype] += prod(tensor.shape)
+    return max(counts, key=counts.__getitem__, default=None)
 
 
 def read_tokenizer(opened: Opened) -> PreTrainedTokenizerBase:

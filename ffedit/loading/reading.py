@@ -11,6 +11,7 @@ import torch
 import transformers
 
 from ffedit.errors import FFEditError, ModelError, brief
+from ffedit.model.storage import host_memory
 
 SLACK = 1 << 26  # weights that a config may declare beyond twice the stored ones
 
@@ -40,6 +41,20 @@ def check_loaded(name: str, info: Mapping[str, Any], source: str, expected: str)
         raise ModelError(f"{name}: {key} is {list(stored)} in the {source}, {list(needed)} was expected")
     for key in sorted(info["missing_keys"]):
         raise ModelError(f"{name}: {key} is missing from the {source}; {expected}")
+
+
+def check_memory(name: str, weights: int, dtype: torch.dtype, choosable: bool = True) -> None:
+    """Refuse, before it is read, a model of so many `weights` that do not fit into this machine's free memory.
+
+    They are unpacked or converted to `dtype`, which the user can choose if `choosable`.
+    """
+    needed, free = weights * dtype.itemsize, host_memory()
+    if needed > free:
+        lighter = f"give dtype bfloat16 ({2 * weights / 1e9:.2g} GB), or " if choosable and dtype.itemsize > 2 else ""
+        raise ModelError(
+            f"{name}: its weights take {needed / 1e9:.2g} GB of memory in {str(dtype).removeprefix('torch.')}, and "
+            f"{free / 1e9:.2g} GB are free; {lighter}use a machine with more"
+        )
 
 
 @contextmanager

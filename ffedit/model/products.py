@@ -1,13 +1,16 @@
 """Products of states with a weight, on x86 processors: by oneDNN, where torch's own call of MKL is slower.
 
-torch calls MKL for linear layers in float32. For few rows oneDNN is up to twice as fast: a step of generation
-multiplies some rows by each weight, a step of v* some dozens. On AMD's processors with AVX-512, which MKL leaves unused
-there, it is twice as fast for any number of rows; on Intel's, MKL is faster for many rows, and for gradients of any
-number of rows (`evaluations/benchmarks/products.py`). The choice depends on the processor, the shapes, and whether
-a weight needs a gradient, so that a computation has the same bits each time. torch contains both libraries.
+torch calls MKL for linear layers in float32. For few rows oneDNN is up to three times as fast: a step of generation
+multiplies some rows by each weight, a step of v* some dozens. On AMD's processors it is faster for any number of rows
+(MKL leaves their AVX-512 unused, so there it is twice as fast, and for gradients, too); elsewhere MKL is as fast for
+many rows, and faster for gradients (`evaluations/benchmarks/products.py`). The choice depends on the processor, the
+shapes, and whether a weight needs a gradient, so that a computation has the same bits each time. torch contains both
+libraries.
 
 In bfloat16 torch calls oneDNN itself, except for a slice of states, such as those of the last tokens, for which it
-takes 15 to 200 times as long: there the rows are passed as a matrix.
+takes 15 to 200 times as long: there the rows are passed as a matrix. A processor without instructions for bfloat16
+emulates such a product, which takes up to 35 times as long as in float32. There a weight is converted to float32 block
+by block, and each product is rounded to bfloat16 once, as the instructions do.
 """
 
 from __future__ import annotations
@@ -33,9 +36,9 @@ def limits(about: str, unit: str) -> tuple[float, float]:
 
     `about` is a text that names the processor's vendor, `unit` torch's name for its vector instructions.
     """
-    if "AuthenticAMD" in about and unit == "AVX512":
-        return float("inf"), float("inf")
-    return 256, 0 if "GenuineIntel" in about else 64
+    if "AuthenticAMD" in about:
+        return float("inf"), float("inf") if unit == "AVX512" else 0
+    return 256, 0
 
 
 def _processor() -> str:
@@ -49,6 +52,8 @@ def _processor() -> str:
 
 ROWS, ROWS_BACK = limits(_processor(), torch.backends.cpu.get_cpu_capability())
 LARGE = 2**16  # fewest entries of a weight; a smaller one gains little
+BFLOAT16 = torch.cpu._is_avx512_bf16_supported()  # whether this processor multiplies bfloat16; true with AMX, too
+BLOCK = 2**19  # entries of a weight that are converted at once: 2 MB, which stay in the processor's cache
 AVAILABLE = (
     torch.backends.mkldnn.is_available()
     and platform.machine().lower() in {"x86_64", "amd64"}
@@ -75,15 +80,21 @@ def fast_products(model: nn.Module) -> Iterator[None]:
 def _forward(layer: nn.Linear | Conv1D, *args: Tensor, **named: Tensor) -> Tensor:
     (states,) = (*args, *named.values())  # nn.Linear calls them `input`, Conv1D `x`
     weight, bias = layer.weight if type(layer) is nn.Linear else layer.weight.T, layer.bias
+    autocast = torch.is_autocast_enabled("cpu")
+    if states.dim() > 2 and (weight.dtype == torch.bfloat16 or autocast):
+        return _forward(layer, states.flatten(0, -2)).reshape(*states.shape[:-1], len(weight))
     needs_gradient = torch.is_grad_enabled() and (weight.requires_grad or (bias is not None and bias.requires_grad))
-    plain = type(states) is Tensor and states.is_cpu and states.dtype == torch.float32 == weight.dtype
+    plain = type(states) is Tensor and states.is_cpu and states.dtype == weight.dtype and not autocast
     count = states.numel() // weight.shape[1]
-    if states.dim() > 2 and (weight.dtype == torch.bfloat16 or torch.is_autocast_enabled("cpu")):
-        rows: Tensor = linear(states.flatten(0, -2), weight, bias)
-        return rows.reshape(*states.shape[:-1], len(weight))
-    if needs_gradient or not plain or not 0 < count <= ROWS or torch.is_autocast_enabled("cpu"):
+    if needs_gradient or not plain or not count:
         return linear(states, weight, bias)
-    result: Tensor = _Product.apply(states, weight, bias)  # type: ignore[no-untyped-call]
+    if weight.dtype == torch.bfloat16:
+        return linear(states, weight, bias) if BFLOAT16 else _apply(_Converted, states, weight, bias)
+    return _apply(_Product, states, weight, bias) if count <= ROWS else linear(states, weight, bias)
+
+
+def _apply(function: type[torch.autograd.Function], states: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    result: Tensor = function.apply(states, weight, bias)
     return result
 
 
@@ -108,6 +119,38 @@ class _Product(torch.autograd.Function):
         (weight,) = ctx.saved_tensors
         by_onednn = gradient.numel() <= ROWS_BACK * gradient.shape[-1]
         return product(gradient, weight.T) if by_onednn else gradient @ weight, None, None
+
+
+class _Converted(torch.autograd.Function):
+    """A product in bfloat16, [n, d_in] by [d_out, d_in], computed in float32, with a gradient for the states alone."""
+
+    @staticmethod
+    def forward(ctx: Any, states: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """Multiply by one block of the weight after the other."""
+        ctx.save_for_backward(weight)
+        rows, result = states.float(), states.new_empty(*states.shape[:-1], len(weight))
+        for block, part in _blocks(weight):
+            result[..., block] = linear(rows, part, None if bias is None else bias[block].float())
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        """Return the gradient of the states; its sum over the blocks is rounded once."""
+        (weight,) = ctx.saved_tensors
+        rows = gradient.reshape(-1, len(weight)).float()
+        result = rows.new_zeros(len(rows), weight.shape[1])
+        for block, part in _blocks(weight):
+            result.addmm_(rows[:, block], part)
+        return result.to(gradient.dtype).reshape(*gradient.shape[:-1], -1), None, None
+
+
+def _blocks(weight: Tensor) -> Iterator[tuple[slice, Tensor]]:
+    """Yield each block of a weight's rows with its numbers in float32, which are overwritten by the next block's."""
+    step = max(1, BLOCK // weight.shape[1])
+    numbers = torch.empty(min(step, len(weight)), weight.shape[1])
+    for start in range(0, len(weight), step):
+        rows = weight[start : start + step]
+        yield slice(start, start + step), numbers[: len(rows)].copy_(rows)
 
 
 def _operations(states: Any, weight: Any, *others: Any, **named: Any) -> int:

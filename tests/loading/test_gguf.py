@@ -26,7 +26,7 @@ import ffedit
 from ffedit import EditError, ModelError
 from ffedit.files import cache
 from ffedit.files.placing import claimed
-from ffedit.loading import gguf as gguf_files, load
+from ffedit.loading import gguf as gguf_files, load, reading
 from ffedit.loading.load import cached_folder, local_folder
 from ffedit.model.fingerprint import fingerprint
 
@@ -346,6 +346,22 @@ def test_a_disk_without_room_for_a_checkpoint_is_told_before_it_is_written(
     ):
         load.path_of(str(file))
     assert cache.entries() == before
+
+
+def test_a_model_that_does_not_fit_into_memory_is_refused_before_it_is_unpacked(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weights = sum(weight.numel() for weight in ffedit.load(file).model.parameters())
+    monkeypatch.setattr(reading, "host_memory", lambda: 4 * weights - 1)
+    light = ffedit.load(file, dtype="bfloat16")
+    assert light.model.dtype == torch.bfloat16
+    monkeypatch.setattr(gguf_files, "unpacked_model", lambda *_: pytest.fail("it began"))
+    assert "of memory in float32, and" in (said := refusal(file)) and "give dtype bfloat16 (" in said
+    with pytest.raises(ModelError, match="are free; use a machine with more"):
+        load.path_of(str(file))  # it is always converted to float32
+    monkeypatch.setattr(reading, "host_memory", lambda: 1)
+    with pytest.raises(ModelError, match="of memory in bfloat16, and 1e-09 GB are free; use a machine with more"):
+        ffedit.load(file, dtype="bfloat16")
 
 
 def test_a_tokenizer_that_splits_the_words_of_its_vocabulary_is_told(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import zoo
 
 import ffedit
 from ffedit import ModelError
+from ffedit.loading import reading
 
 
 def refusal(source: Any, **options: Any) -> str:
@@ -54,6 +55,25 @@ def test_a_device_or_a_dtype_that_does_not_exist_is_refused_with_those_that_do(m
 def test_the_dtype_asked_for_is_taken(model: Path) -> None:
     editable = ffedit.load(model, device="cpu", dtype="bfloat16")
     assert editable.model.dtype == editable.memories[0].dtype == torch.bfloat16
+
+
+def test_a_model_that_does_not_fit_into_memory_in_float32_is_refused_with_a_lighter_precision(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    editable = ffedit.load(model)
+    weights = sum(weight.numel() for weight in editable.model.parameters())
+    for dtype in (torch.float16, torch.bfloat16):
+        editable.model.to(dtype).save_pretrained(folder := tmp_path / str(dtype))
+        editable.tokenizer.save_pretrained(folder)
+    monkeypatch.setattr(reading, "host_memory", lambda: 4 * weights - 1)
+    said = refusal(tmp_path / "torch.float16", device="cpu")
+    assert "of memory in float32, and" in said and "are free; give dtype bfloat16 (" in said
+    assert refusal(tmp_path / "torch.bfloat16", device="cpu", dtype="float32").endswith("or use a machine with more")
+    ffedit.load(tmp_path / "torch.bfloat16", device="cpu")
+    ffedit.load(tmp_path / "torch.float16", device="cpu", dtype="bfloat16")
+    ffedit.load(model, device="cpu", dtype="float32")  # as saved: mapped from the file
+    monkeypatch.setattr(reading, "host_memory", lambda: 4 * weights)
+    ffedit.load(tmp_path / "torch.float16", device="cpu")
 
 
 def test_what_is_no_pair_and_options_that_a_pair_has_no_use_for_are_refused() -> None:

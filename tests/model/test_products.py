@@ -30,7 +30,7 @@ def conv(d_in: int = 768, d_out: int = 384) -> Conv1D:
     ("about", "unit", "most"),
     [
         ("vendor_id: GenuineIntel", "AVX512", (256, 0)),
-        ("vendor_id: AuthenticAMD", "AVX2", (256, 64)),
+        ("vendor_id: AuthenticAMD", "AVX2", (inf, 0)),
         ("vendor_id: AuthenticAMD", "AVX512", (inf, inf)),
     ],
 )
@@ -40,7 +40,7 @@ def test_the_most_rows_depend_on_the_processor(about: str, unit: str, most: tupl
 
 @pytest.mark.parametrize("make", [layer, partial(layer, bias=False), conv])
 @pytest.mark.parametrize("shape", [(1,), (3, 5), (1, 300)])
-@pytest.mark.parametrize("most", [(256, 0), (256, 64), (inf, inf)])
+@pytest.mark.parametrize("most", [(256, 0), (inf, 0), (inf, inf)])
 def test_a_product_and_its_gradient_are_those_of_torch(
     monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...], make: Callable[[], nn.Module], most: tuple[float, float]
 ) -> None:
@@ -107,6 +107,7 @@ def test_a_slice_of_states_is_multiplied_as_a_matrix_in_bfloat16(
     linear, shapes, torchs = layer(), list[torch.Size](), module.linear
     if not autocast:
         linear.bfloat16()
+    monkeypatch.setattr(module, "BFLOAT16", True)
     last = torch.randn(3, 5, 768, dtype=linear.weight.dtype)[:, -1:]
     monkeypatch.setattr(
         module, "linear", lambda states, *others: (shapes.append(states.shape), torchs(states, *others))[1]
@@ -117,6 +118,44 @@ def test_a_slice_of_states_is_multiplied_as_a_matrix_in_bfloat16(
             found = linear(last)
     assert shapes == [(3, 768)] and found.shape == expected.shape == (3, 1, 384)
     torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("make", [layer, partial(layer, bias=False), conv])
+@pytest.mark.parametrize("shape", [(768,), (3, 768), (2, 150, 768)])
+def test_without_instructions_for_bfloat16_a_product_and_its_gradient_are_those_of_float32_rounded_once(
+    monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...], make: Callable[[], nn.Module]
+) -> None:
+    monkeypatch.setattr(module, "BFLOAT16", False)
+    monkeypatch.setattr(module, "BLOCK", 100 * 768)  # four blocks
+    torchs = module.linear
+
+    def in_float32(states: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
+        assert states.dtype == torch.float32, "torch would emulate it"
+        return torchs(states, *others)
+
+    monkeypatch.setattr(module, "linear", in_float32)
+    rounded = make().bfloat16()
+    exact = make().bfloat16().float()
+    states, weights = torch.randn(*shape).bfloat16().requires_grad_(), torch.randn(*shape[:-1], 384).bfloat16()
+    expected = exact(states.float())
+    (gradient,) = torch.autograd.grad((expected * weights).sum(), states)
+    with fast_products(rounded):
+        found = rounded(states)
+    assert found.dtype == torch.bfloat16
+    torch.testing.assert_close(found, expected.bfloat16(), rtol=2**-7, atol=1e-5)
+    computed = torch.autograd.grad((found.float() * weights).sum(), states)[0]
+    torch.testing.assert_close(computed, gradient, rtol=2**-7, atol=1e-3)
+
+
+@pytest.mark.parametrize("case", ["instructions", "learned", "gradient of the bias"])
+def test_torch_multiplies_bfloat16_itself_where_it_is_fast_or_a_weight_learns(
+    monkeypatch: pytest.MonkeyPatch, case: str
+) -> None:
+    monkeypatch.setattr(module, "BFLOAT16", case == "instructions")
+    linear = layer().bfloat16()
+    linear.weight.requires_grad_(case == "learned")
+    linear.bias.requires_grad_(case == "gradient of the bias")
+    assert calls(monkeypatch, linear, torch.randn(2, 768).bfloat16()) == 0
 
 
 def test_a_layer_is_left_as_it_was_and_its_operations_are_counted() -> None:
