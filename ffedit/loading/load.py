@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from math import prod
 from pathlib import Path
 from textwrap import shorten
@@ -263,10 +262,12 @@ def quantisation(config: Any) -> str:
 
 def _saved_in(path: str, model: PreTrainedModel, config: Any) -> torch.dtype:
     """Return the precision of most numbers in a checkpoint's files; where these cannot be read, the config's."""
-    folder, saved_in = folder_of(path, getattr(model.config, "_commit_hash", None)), None
-    with suppress(ModelError):  # transformers found the weights in other files
-        saved_in = None if folder is None else _most_common(contents(folder).values())
-    return saved_in or getattr(config, "dtype", None) or model.dtype
+    folder = folder_of(path, getattr(model.config, "_commit_hash", None))
+    try:
+        stored = {} if folder is None else contents(folder)
+    except ModelError:  # transformers found the weights in other files
+        stored = {}
+    return _most_common(stored.values()) or getattr(config, "dtype", None) or model.dtype
 
 
 def _most_common(tensors: Iterable[Stored]) -> torch.dtype | None:
