@@ -104,6 +104,14 @@ def product(states: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tenso
     return result
 
 
+def converted(states: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Return what `torch.nn.functional.linear` does in bfloat16, [.., d_out], by way of float32, without gradients."""
+    rows, result = states.float(), states.new_empty(*states.shape[:-1], len(weight))
+    for block, part in _blocks(weight):
+        result[..., block] = linear(rows, part, None if bias is None else bias[block].float())
+    return result
+
+
 class _Product(torch.autograd.Function):
     """`product`, with a gradient for the states, but none for weight and bias."""
 
@@ -122,16 +130,13 @@ class _Product(torch.autograd.Function):
 
 
 class _Converted(torch.autograd.Function):
-    """A product in bfloat16, [n, d_in] by [d_out, d_in], computed in float32, with a gradient for the states alone."""
+    """`converted`, with a gradient for the states, but none for weight and bias."""
 
     @staticmethod
     def forward(ctx: Any, states: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """Multiply by one block of the weight after the other."""
+        """Multiply."""
         ctx.save_for_backward(weight)
-        rows, result = states.float(), states.new_empty(*states.shape[:-1], len(weight))
-        for block, part in _blocks(weight):
-            result[..., block] = linear(rows, part, None if bias is None else bias[block].float())
-        return result
+        return converted(states, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
