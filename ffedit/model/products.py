@@ -25,6 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
+from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import flop_registry, register_flop_formula
 from transformers.pytorch_utils import Conv1D
 
@@ -54,6 +55,7 @@ ROWS, ROWS_BACK = limits(_processor(), torch.backends.cpu.get_cpu_capability())
 LARGE = 2**16  # fewest entries of a weight; a smaller one gains little
 BFLOAT16 = torch.cpu._is_avx512_bf16_supported()  # whether this processor multiplies bfloat16; true with AMX, too
 BLOCK = 2**19  # entries of a weight that are converted at once: 2 MB, which stay in the processor's cache
+GROUPED = {"_grouped_mm", "grouped_mm_fallback"}  # functions of torch and transformers, called for experts
 AVAILABLE = (
     torch.backends.mkldnn.is_available()
     and platform.machine().lower() in {"x86_64", "amd64"}
@@ -74,7 +76,14 @@ def fast_products(model: nn.Module) -> Iterator[None]:
                 and "forward" not in vars(module)
             ):
                 stack.enter_context(replace_forward(module, partial(_forward, module)))
+        if AVAILABLE and not BFLOAT16 and any(_emulated(weight) for weight in model.parameters()):
+            stack.enter_context(_ConvertedExperts())
         yield
+
+
+def _emulated(weight: Tensor) -> bool:
+    """Return True if a weight is that of several experts, [experts, .., ..], whose products torch would emulate."""
+    return weight.dim() == 3 and weight.is_cpu and weight.dtype == torch.bfloat16
 
 
 def _forward(layer: nn.Linear | Conv1D, *args: Tensor, **named: Tensor) -> Tensor:
@@ -147,6 +156,22 @@ class _Converted(torch.autograd.Function):
         for block, part in _blocks(weight):
             result.addmm_(rows[:, block], part)
         return result.to(gradient.dtype).reshape(*gradient.shape[:-1], -1), None, None
+
+
+class _ConvertedExperts(TorchFunctionMode):
+    """Inside, products in bfloat16 of states with their experts' weights are `converted`."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Multiply by each expert's weight the rows that it gets; call any other function as it is."""
+        named = kwargs or {}
+        if getattr(func, "__name__", None) not in GROUPED or not _emulated(args[1]) or args[1].requires_grad:
+            return func(*args, **named)
+        states, weights, ends = args[0], args[1], named["offs"].tolist()  # [n, d_in], [experts, d_in, d_out], row ends
+        rows = states.tensor_split(ends)  # those of each expert, and those behind the last one's, which none gets
+        results = [
+            _apply(_Converted, own, weight.T, None) for own, weight in zip(rows, weights, strict=False) if len(own)
+        ]
+        return torch.cat([*results, states.new_zeros(len(rows[-1]), weights.shape[2])])
 
 
 def _blocks(weight: Tensor) -> Iterator[tuple[slice, Tensor]]:

@@ -147,6 +147,27 @@ def test_without_instructions_for_bfloat16_a_product_and_its_gradient_are_those_
     torch.testing.assert_close(computed, gradient, rtol=2**-7, atol=1e-3)
 
 
+@pytest.mark.parametrize("case", ["converted", "instructions", "learned"])
+def test_rows_are_multiplied_by_their_experts_weights_by_way_of_float32(
+    monkeypatch: pytest.MonkeyPatch, case: str
+) -> None:
+    monkeypatch.setattr(module, "BFLOAT16", case == "instructions")
+    made, convert = list[int](), module.converted
+    monkeypatch.setattr(module, "converted", lambda rows, *others: (made.append(len(rows)), convert(rows, *others))[1])
+    experts = nn.Module()
+    experts.weight = nn.Parameter(torch.randn(4, 32, 48).bfloat16(), requires_grad=case == "learned")
+    states, ends = torch.randn(9, 48).bfloat16().requires_grad_(), torch.tensor([2, 2, 7, 9], dtype=torch.int32)
+    weight = experts.weight.transpose(1, 2)
+    with fast_products(experts):
+        found = torch._grouped_mm(states, weight, offs=ends)
+    assert made == ([2, 5, 2] if case == "converted" else [])
+    expert_of = torch.tensor([0] * 2 + [2] * 5 + [3] * 2)
+    expected = torch.einsum("nd,ndo->no", states.float(), weight.detach().float()[expert_of])
+    torch.testing.assert_close(found, expected.bfloat16(), rtol=2**-7, atol=2**-7)
+    given, expected_given = (torch.autograd.grad(out.float().sum(), states)[0] for out in (found, expected))
+    torch.testing.assert_close(given, expected_given, rtol=2**-7, atol=2**-7)
+
+
 @pytest.mark.parametrize("case", ["instructions", "learned", "gradient of the bias"])
 def test_torch_multiplies_bfloat16_itself_where_it_is_fast_or_a_weight_learns(
     monkeypatch: pytest.MonkeyPatch, case: str
