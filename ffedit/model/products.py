@@ -65,7 +65,7 @@ AVAILABLE = (
 
 @contextmanager
 def fast_products(model: nn.Module) -> Iterator[None]:
-    """Make linear layers of `model` on the CPU multiply by oneDNN inside the block, where that is faster."""
+    """Make `model` multiply on the CPU by oneDNN inside the block, or by way of float32, where that is faster."""
     with ExitStack() as stack:
         for module in model.modules() if AVAILABLE else ():
             # Offloaded modules have accelerate's `forward`, which loads the weight; quantised weights, other classes.
@@ -76,34 +76,23 @@ def fast_products(model: nn.Module) -> Iterator[None]:
                 and "forward" not in vars(module)
             ):
                 stack.enter_context(replace_forward(module, partial(_forward, module)))
-        if AVAILABLE and not BFLOAT16 and any(_emulated(weight) for weight in model.parameters()):
-            stack.enter_context(_ConvertedExperts())
+        if AVAILABLE and not BFLOAT16 and any(weight.dtype == torch.bfloat16 for weight in model.parameters()):
+            stack.enter_context(_Converting())
         yield
-
-
-def _emulated(weight: Tensor) -> bool:
-    """Return True if a weight is that of several experts, [experts, .., ..], whose products torch would emulate."""
-    return weight.dim() == 3 and weight.is_cpu and weight.dtype == torch.bfloat16
 
 
 def _forward(layer: nn.Linear | Conv1D, *args: Tensor, **named: Tensor) -> Tensor:
     (states,) = (*args, *named.values())  # nn.Linear calls them `input`, Conv1D `x`
     weight, bias = layer.weight if type(layer) is nn.Linear else layer.weight.T, layer.bias
-    autocast = torch.is_autocast_enabled("cpu")
-    if states.dim() > 2 and (weight.dtype == torch.bfloat16 or autocast):
-        return _forward(layer, states.flatten(0, -2)).reshape(*states.shape[:-1], len(weight))
     needs_gradient = torch.is_grad_enabled() and (weight.requires_grad or (bias is not None and bias.requires_grad))
-    plain = type(states) is Tensor and states.is_cpu and states.dtype == weight.dtype and not autocast
+    plain = type(states) is Tensor and states.is_cpu and states.dtype == torch.float32 == weight.dtype
     count = states.numel() // weight.shape[1]
-    if needs_gradient or not plain or not count:
+    if states.dim() > 2 and (weight.dtype == torch.bfloat16 or torch.is_autocast_enabled("cpu")):
+        rows: Tensor = linear(states.flatten(0, -2), weight, bias)
+        return rows.reshape(*states.shape[:-1], len(weight))
+    if needs_gradient or not plain or not 0 < count <= ROWS or torch.is_autocast_enabled("cpu"):
         return linear(states, weight, bias)
-    if weight.dtype == torch.bfloat16:
-        return linear(states, weight, bias) if BFLOAT16 else _apply(_Converted, states, weight, bias)
-    return _apply(_Product, states, weight, bias) if count <= ROWS else linear(states, weight, bias)
-
-
-def _apply(function: type[torch.autograd.Function], states: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    result: Tensor = function.apply(states, weight, bias)
+    result: Tensor = _Product.apply(states, weight, bias)  # type: ignore[no-untyped-call]
     return result
 
 
@@ -158,20 +147,32 @@ class _Converted(torch.autograd.Function):
         return result.to(gradient.dtype).reshape(*gradient.shape[:-1], -1), None, None
 
 
-class _ConvertedExperts(TorchFunctionMode):
-    """Inside, products in bfloat16 of states with their experts' weights are `converted`."""
+def _multiplied(states: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Return `converted` with its gradient."""
+    result: Tensor = _Converted.apply(states, weight, bias)  # type: ignore[no-untyped-call]
+    return result
+
+
+class _Converting(TorchFunctionMode):
+    """Inside, products in bfloat16 on the CPU, of linear layers and of experts, are `converted`."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Multiply by each expert's weight the rows that it gets; call any other function as it is."""
+        """Multiply by a weight, or by each expert's the rows that it gets; call any other function as it is."""
         named = kwargs or {}
-        if getattr(func, "__name__", None) not in GROUPED or not _emulated(args[1]) or args[1].requires_grad:
-            return func(*args, **named)
-        states, weights, ends = args[0], args[1], named["offs"].tolist()  # [n, d_in], [experts, d_in, d_out], row ends
-        rows = states.tensor_split(ends)  # those of each expert, and those behind the last one's, which none gets
-        results = [
-            _apply(_Converted, own, weight.T, None) for own, weight in zip(rows, weights, strict=False) if len(own)
-        ]
-        return torch.cat([*results, states.new_zeros(len(rows[-1]), weights.shape[2])])
+        if func is linear and not named and _frozen(*args):
+            return _multiplied(*args)
+        if getattr(func, "__name__", None) in GROUPED and len(args) == 2 and _frozen(*args):
+            states, weights = args  # [n, d_in], [experts, d_in, d_out]
+            rows = states.tensor_split(named["offs"].tolist())  # each expert's, and those behind, which none gets
+            products = [_multiplied(own, weight.T) for own, weight in zip(rows, weights, strict=False) if len(own)]
+            return torch.cat([*products, states.new_zeros(len(rows[-1]), weights.shape[2])])
+        return func(*args, **named)
+
+
+def _frozen(states: Tensor, weight: Tensor, bias: Tensor | None = None) -> bool:
+    """Return True if states and a weight that does not learn are in bfloat16 on the CPU."""
+    learns = torch.is_grad_enabled() and (weight.requires_grad or (bias is not None and bias.requires_grad))
+    return states.is_cpu and states.dtype == weight.dtype == torch.bfloat16 and not learns
 
 
 def _blocks(weight: Tensor) -> Iterator[tuple[slice, Tensor]]:

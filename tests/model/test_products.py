@@ -6,6 +6,7 @@ from math import inf
 
 import pytest
 import torch
+from accelerate import cpu_offload
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 from transformers.pytorch_utils import Conv1D
@@ -120,6 +121,18 @@ def test_a_slice_of_states_is_multiplied_as_a_matrix_in_bfloat16(
     torch.testing.assert_close(found, expected)
 
 
+def conversions(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return a list that receives the number of rows of each product that is made by way of float32."""
+    made, converted = list[int](), module.converted
+
+    def noted(states: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
+        made.append(states.numel() // states.shape[-1])
+        return converted(states, *others)
+
+    monkeypatch.setattr(module, "converted", noted)
+    return made
+
+
 @pytest.mark.parametrize("make", [layer, partial(layer, bias=False), conv])
 @pytest.mark.parametrize("shape", [(768,), (3, 768), (2, 150, 768)])
 def test_without_instructions_for_bfloat16_a_product_and_its_gradient_are_those_of_float32_rounded_once(
@@ -127,21 +140,15 @@ def test_without_instructions_for_bfloat16_a_product_and_its_gradient_are_those_
 ) -> None:
     monkeypatch.setattr(module, "BFLOAT16", False)
     monkeypatch.setattr(module, "BLOCK", 100 * 768)  # four blocks
-    torchs = module.linear
-
-    def in_float32(states: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
-        assert states.dtype == torch.float32, "torch would emulate it"
-        return torchs(states, *others)
-
-    monkeypatch.setattr(module, "linear", in_float32)
     rounded = make().bfloat16()
     exact = make().bfloat16().float()
     states, weights = torch.randn(*shape).bfloat16().requires_grad_(), torch.randn(*shape[:-1], 384).bfloat16()
     expected = exact(states.float())
     (gradient,) = torch.autograd.grad((expected * weights).sum(), states)
+    made = conversions(monkeypatch)
     with fast_products(rounded):
         found = rounded(states)
-    assert found.dtype == torch.bfloat16
+    assert found.dtype == torch.bfloat16 and made == [states.numel() // 768]
     torch.testing.assert_close(found, expected.bfloat16(), rtol=2**-7, atol=1e-5)
     computed = torch.autograd.grad((found.float() * weights).sum(), states)[0]
     torch.testing.assert_close(computed, gradient, rtol=2**-7, atol=1e-3)
@@ -152,8 +159,7 @@ def test_rows_are_multiplied_by_their_experts_weights_by_way_of_float32(
     monkeypatch: pytest.MonkeyPatch, case: str
 ) -> None:
     monkeypatch.setattr(module, "BFLOAT16", case == "instructions")
-    made, convert = list[int](), module.converted
-    monkeypatch.setattr(module, "converted", lambda rows, *others: (made.append(len(rows)), convert(rows, *others))[1])
+    made = conversions(monkeypatch)
     experts = nn.Module()
     experts.weight = nn.Parameter(torch.randn(4, 32, 48).bfloat16(), requires_grad=case == "learned")
     states, ends = torch.randn(9, 48).bfloat16().requires_grad_(), torch.tensor([2, 2, 7, 9], dtype=torch.int32)
@@ -168,15 +174,19 @@ def test_rows_are_multiplied_by_their_experts_weights_by_way_of_float32(
     torch.testing.assert_close(given, expected_given, rtol=2**-7, atol=2**-7)
 
 
-@pytest.mark.parametrize("case", ["instructions", "learned", "gradient of the bias"])
-def test_torch_multiplies_bfloat16_itself_where_it_is_fast_or_a_weight_learns(
+@pytest.mark.parametrize("case", ["converted", "offloaded", "instructions", "weight", "bias", "float32"])
+def test_products_are_converted_without_instructions_unless_something_learns(
     monkeypatch: pytest.MonkeyPatch, case: str
 ) -> None:
     monkeypatch.setattr(module, "BFLOAT16", case == "instructions")
-    linear = layer().bfloat16()
-    linear.weight.requires_grad_(case == "learned")
-    linear.bias.requires_grad_(case == "gradient of the bias")
-    assert calls(monkeypatch, linear, torch.randn(2, 768).bfloat16()) == 0
+    linear, made = layer().to(torch.float32 if case == "float32" else torch.bfloat16), conversions(monkeypatch)
+    linear.weight.requires_grad_(case == "weight")
+    linear.bias.requires_grad_(case == "bias")
+    if case == "offloaded":
+        cpu_offload(linear)
+    with fast_products(linear):
+        linear(torch.randn(2, 768, dtype=torch.float32 if case == "float32" else torch.bfloat16))
+    assert made == ([2] if case in ("converted", "offloaded") else [])
 
 
 def test_a_layer_is_left_as_it_was_and_its_operations_are_counted() -> None:
