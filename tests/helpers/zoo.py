@@ -267,7 +267,10 @@ TEMPLATES = ("the {} is located in", "{} stands in", "the city of {} is")
 
 @functools.cache
 def _trained(family: str, bos: bool) -> PreTrainedModel:
-    learner, tokenizer = model(family, gain=4.0), words(bos)
+    # In float32 the roundings of a processor would decide what eighty steps arrive at.
+    learner, tokenizer = model(family, gain=4.0).double(), words(bos)
+    grouped = learner.config._experts_implementation
+    learner.set_experts_implementation("eager")  # torch multiplies no groups in float64
     texts = [f"{template.format(subject)} {place} ." for template in TEMPLATES for subject, place in KNOWN]
     rows = [tokenizer(text)["input_ids"] for text in texts]
     ids = torch.tensor([row + [1] * (max(map(len, rows)) - len(row)) for row in rows])
@@ -278,7 +281,8 @@ def _trained(family: str, bos: bool) -> PreTrainedModel:
         adam.zero_grad()
         loss.backward()
         adam.step()
-    return learner.eval()
+    learner.set_experts_implementation(grouped)
+    return learner.float().eval()
 
 
 def trained(family: str, bos: bool = False, dtype: torch.dtype = torch.float32) -> Editable:
