@@ -84,13 +84,12 @@ def fast_products(model: nn.Module) -> Iterator[None]:
 def _forward(layer: nn.Linear | Conv1D, *args: Tensor, **named: Tensor) -> Tensor:
     (states,) = (*args, *named.values())  # nn.Linear calls them `input`, Conv1D `x`
     weight, bias = layer.weight if type(layer) is nn.Linear else layer.weight.T, layer.bias
-    needs_gradient = torch.is_grad_enabled() and (weight.requires_grad or (bias is not None and bias.requires_grad))
     plain = type(states) is Tensor and states.is_cpu and states.dtype == torch.float32 == weight.dtype
     count = states.numel() // weight.shape[1]
     if states.dim() > 2 and (weight.dtype == torch.bfloat16 or torch.is_autocast_enabled("cpu")):
         rows: Tensor = linear(states.flatten(0, -2), weight, bias)
         return rows.reshape(*states.shape[:-1], len(weight))
-    if needs_gradient or not plain or not 0 < count <= ROWS or torch.is_autocast_enabled("cpu"):
+    if _learns(weight, bias) or not plain or not 0 < count <= ROWS or torch.is_autocast_enabled("cpu"):
         return linear(states, weight, bias)
     result: Tensor = _Product.apply(states, weight, bias)  # type: ignore[no-untyped-call]
     return result
@@ -170,9 +169,13 @@ class _Converting(TorchFunctionMode):
 
 
 def _frozen(states: Tensor, weight: Tensor, bias: Tensor | None = None) -> bool:
-    """Return True if states and a weight that does not learn are in bfloat16 on the CPU."""
-    learns = torch.is_grad_enabled() and (weight.requires_grad or (bias is not None and bias.requires_grad))
-    return states.is_cpu and states.dtype == weight.dtype == torch.bfloat16 and not learns
+    """Return True if states and a plain weight that does not learn are in bfloat16 on the CPU."""
+    plain = type(weight) in (Tensor, nn.Parameter) and states.is_cpu
+    return plain and states.dtype == weight.dtype == torch.bfloat16 and not _learns(weight, bias)
+
+
+def _learns(weight: Tensor, bias: Tensor | None) -> bool:
+    return torch.is_grad_enabled() and (weight.requires_grad or (bias is not None and bias.requires_grad))
 
 
 def _blocks(weight: Tensor) -> Iterator[tuple[slice, Tensor]]:
