@@ -38,7 +38,7 @@ def gradient(rows: Tensor, weight: Tensor) -> Tensor:
 @click.option("--d-out", default=8960, show_default=True)
 @click.option("--out", type=click.Path(path_type=Path), help="A JSON file to write the figures to.")
 def main(d_in: int, d_out: int, out: Path | None) -> None:
-    """Time both products for each number of rows."""
+    """Time both ways for each number of rows."""
     weights = [torch.randn(d_out, d_in) for _ in range(WEIGHTS)]
     ways: dict[str, tuple[int, torch.dtype, Product, Product]] = {
         "product": (d_in, torch.float32, linear, product),

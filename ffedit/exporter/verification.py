@@ -33,7 +33,7 @@ from ffedit.exporter.checkpoint import Plan, digest, export_plan, file_name, ide
 from ffedit.exporter.embedded_edits import history, plan_undo, read_originals
 from ffedit.exporter.subprocess_check import Checked, Task
 from ffedit.files.tensor_ranges import Stored, contents, of_expert, read_header, row_blocks
-from ffedit.loading.gguf_reader import config_and_tokenizer, entry, open_gguf, unpacked_model
+from ffedit.loading.gguf_reader import config_and_tokenizer, entry, open_gguf, unpacked_model, weight_count
 from ffedit.loading.load import decoder_classes, first_that_runs
 from ffedit.model.memory import Address
 from ffedit.progress import silent
@@ -274,7 +274,7 @@ def check_gguf(task: Task) -> Checked:
         if new.tensor_type.name != kind or new.data.shape != data.shape or not (new.data == data).all():
             raise CheckError(f"{old.name} is not what was to be written")
     dtype = torch.bfloat16 if edit.computed_in == torch.bfloat16 else torch.float32
-    if not has_room(dtype.itemsize * sum(int(tensor.n_elements) for tensor in before.tensors)):
+    if not has_room(dtype.itemsize * weight_count(before)):
         return Checked(len(after.tensors), False)
     expected = _packed_logits(_model_of(source, before, dtype), edit, packed)
     gc.collect()  # the base, before the export is loaded

@@ -29,7 +29,15 @@ from ffedit.files.placing import claimed, named_errors, placed
 from ffedit.files.seal import file_checksum, sealed, unsealed
 from ffedit.files.shards import gguf_parts
 from ffedit.inference.precision import FASTER, bfloat16_speed
-from ffedit.loading.gguf_reader import UNPACKING, checked, config_and_tokenizer, entry, kinds, unpacked_model
+from ffedit.loading.gguf_reader import (
+    UNPACKING,
+    checked,
+    config_and_tokenizer,
+    entry,
+    kinds,
+    unpacked_model,
+    weight_count,
+)
 from ffedit.loading.names import PACKAGES, gguf_file
 from ffedit.loading.reading import check_memory, quiet
 from ffedit.progress import Progress, silent
@@ -69,7 +77,7 @@ def read_weights(
         reader = checked(name, file)
         progress(UNPACKING, 0, 1)
         dtype = dtype or default_dtype(reader)
-        check_memory(name, _weights(reader), dtype)
+        check_memory(name, weight_count(reader), dtype)
         model = unpacked_model(name, file, reader, folder, config, dtype, progress)
         _check_unchanged(name, file, folder)
     except ModelError:
@@ -87,18 +95,13 @@ def default_dtype(reader: Any) -> torch.dtype:
     bfloat16 is for a file of at least `LARGE` weights, most of them in 16 bits or fewer, on a processor that multiplies
     bfloat16 faster.
     """
-    size = _weights(reader)
+    size = weight_count(reader)
     if size < LARGE or kinds(reader)[0].name == "F32":
         return torch.float32
     speedup = bfloat16_speed(torch.device("cpu"))
     dtype = torch.bfloat16 if speedup >= FASTER else torch.float32
     logger.info("%.2g billion weights in %s: bfloat16 is %.2g times as fast as float32", size / 1e9, dtype, speedup)
     return dtype
-
-
-def _weights(reader: Any) -> int:
-    """Return the number of weights in a GGUF file."""
-    return sum(int(tensor.n_elements) for tensor in reader.tensors)
 
 
 def _folder(file: Path) -> Path:
@@ -224,8 +227,8 @@ def _convert(name: str, file: Path, folder: Path, weights: bool, progress: Progr
     sha256 = _hash(file)  # first, because it reports a file that cannot be read
     reader = checked(name, file)
     if weights:
-        check_memory(name, _weights(reader), torch.float32, choosable=False)
-        _check_disk(name, folder.parent, 4 * _weights(reader))
+        check_memory(name, weight_count(reader), torch.float32, choosable=False)
+        _check_disk(name, folder.parent, 4 * weight_count(reader))
     progress("converting", 0, 1)
     config, tokenizer = config_and_tokenizer(name, file, reader, folder)
     model = unpacked_model(name, file, reader, folder, config, torch.float32, progress) if weights else None

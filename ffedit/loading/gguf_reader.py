@@ -174,6 +174,11 @@ def kinds(reader: Any) -> list[Any]:
     return [kind for kind, _ in counts.most_common()]
 
 
+def weight_count(reader: Any) -> int:
+    """Return the number of weights in a GGUF file."""
+    return sum(int(tensor.n_elements) for tensor in reader.tensors)
+
+
 def config_and_tokenizer(name: str, file: Path, reader: Any, near: Path) -> tuple[Any, Any]:
     """Read a GGUF file's config, as of a model that was never quantised, and its tokenizer.
 
@@ -187,7 +192,7 @@ def config_and_tokenizer(name: str, file: Path, reader: Any, near: Path) -> tupl
             config = AutoConfig.from_pretrained(folder, gguf_file="model.gguf")
         if config.is_encoder_decoder:
             raise ModelError(f"{name}: {config.model_type} is an encoder with a decoder; a causal decoder is needed")
-        size = sum(int(tensor.n_elements) for tensor in reader.tensors)
+        size = weight_count(reader)
         config.architectures = [check_declared(name, AutoModelForCausalLM, config, size, len(reader.tensors), "file")]
         with readable(f"{name}: the tokenizer cannot be read"):
             tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file="model.gguf")
@@ -270,7 +275,7 @@ def _unpacked_ahead(name: str, reader: Any, progress: Progress) -> Iterator[None
     Progress is counted in weights, because tensors differ in size, and replaces transformers' own bar.
     """
     dequantize = gguf.dequantize
-    done, total = 0, sum(int(tensor.n_elements) for tensor in reader.tensors)
+    done, total = 0, weight_count(reader)
 
     with ThreadPoolExecutor(THREADS) as threads:
         waiting, coming = iter(reader.tensors), deque[tuple[Any, Any, list[Future[Any]]]]()

@@ -210,6 +210,7 @@ def _read(
             model = read_weights(name, file, Path(path), config, DTYPES.get(dtype), progress)
             return model.eval().requires_grad_(False), tokenizer, model.dtype
         path_of(name, progress)  # accelerate spreads a model from its files
+    saved_in: torch.dtype | None = None
     standard = any((Path(path) / file).is_file() for file in (SINGLE, INDEX))  # transformers knows other file names
     if not quantised and "auto_map" not in vars(config) and standard:
         try:
@@ -237,7 +238,7 @@ def _read(
     model, info = loaded
     check_loaded(name, info, "checkpoint", "a causal language model was expected")
     model.eval().requires_grad_(False)
-    saved = model.dtype if quantised else _saved_in(path, model, config)
+    saved = model.dtype if quantised else saved_in or _saved_in(path, model, config)
     if model.dtype == torch.float16 and not quantised and device_of(model).type == "cpu":
         model.float()
     return model, tokenizer, saved

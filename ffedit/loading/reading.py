@@ -44,13 +44,13 @@ def check_loaded(name: str, info: Mapping[str, Any], source: str, expected: str)
 
 
 def check_memory(name: str, weights: int, dtype: torch.dtype, choosable: bool = True) -> None:
-    """Refuse, before it is read, a model of so many `weights` that do not fit into this machine's free memory.
+    """Refuse, by a ModelError, to read a model of so many `weights` if they do not fit into the free CPU memory.
 
     They are unpacked or converted to `dtype`, which the user can choose if `choosable`.
     """
-    needed, free = weights * dtype.itemsize, host_memory()
+    needed, halved, free = weights * dtype.itemsize, weights * torch.bfloat16.itemsize, host_memory()
     if needed > free:
-        lighter = f"give dtype bfloat16 ({2 * weights / 1e9:.2g} GB), or " if choosable and dtype.itemsize > 2 else ""
+        lighter = f"give dtype bfloat16 ({halved / 1e9:.2g} GB), or " if choosable and halved <= free else ""
         raise ModelError(
             f"{name}: its weights take {needed / 1e9:.2g} GB of memory in {str(dtype).removeprefix('torch.')}, and "
             f"{free / 1e9:.2g} GB are free; {lighter}use a machine with more"

@@ -1,11 +1,11 @@
-"""Products of states with a weight, on x86 processors: by oneDNN, where torch's own call of MKL is slower.
+"""Products of states with a weight on x86 processors, where torch has a faster way than its own choice.
 
 torch calls MKL for linear layers in float32. For few rows oneDNN is up to three times as fast: a step of generation
-multiplies some rows by each weight, a step of v* some dozens. On AMD's processors it is faster for any number of rows
-(MKL leaves their AVX-512 unused, so there it is twice as fast, and for gradients, too); elsewhere MKL is as fast for
-many rows, and faster for gradients (`evaluations/benchmarks/products.py`). The choice depends on the processor, the
-shapes, and whether a weight needs a gradient, so that a computation has the same bits each time. torch contains both
-libraries.
+multiplies some rows by each weight, a step of v* some dozens. On AMD's processors it is faster for any number of rows;
+on those with AVX-512, which MKL leaves unused there, twice as fast, for gradients, too. All other gradients are faster
+in MKL, as are products of many rows on Intel's processors (`evaluations/benchmarks/products.py`). The choice depends on
+the processor, the shapes, and whether a weight needs a gradient, so that a computation has the same bits each time.
+torch contains both libraries.
 
 In bfloat16 torch calls oneDNN itself, except for a slice of states, such as those of the last tokens, for which it
 takes 15 to 200 times as long: there the rows are passed as a matrix. A processor without instructions for bfloat16
@@ -158,9 +158,9 @@ class _Converting(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Multiply by a weight, or by each expert's the rows that it gets; call any other function as it is."""
         named = kwargs or {}
-        if func is linear and not named and _frozen(*args):
+        if func is linear and not named and _convertible(*args):
             return _multiplied(*args)
-        if getattr(func, "__name__", None) in GROUPED and len(args) == 2 and _frozen(*args):
+        if getattr(func, "__name__", None) in GROUPED and len(args) == 2 and _convertible(*args):
             states, weights = args  # [n, d_in], [experts, d_in, d_out]
             rows = states.tensor_split(named["offs"].tolist())  # each expert's, and those behind, which none gets
             products = [_multiplied(own, weight.T) for own, weight in zip(rows, weights, strict=False) if len(own)]
@@ -168,13 +168,14 @@ class _Converting(TorchFunctionMode):
         return func(*args, **named)
 
 
-def _frozen(states: Tensor, weight: Tensor, bias: Tensor | None = None) -> bool:
-    """Return True if states and a plain weight that does not learn are in bfloat16 on the CPU."""
+def _convertible(states: Tensor, weight: Tensor, bias: Tensor | None = None) -> bool:
+    """Return True if states and a weight are plain tensors in bfloat16 on the CPU, and the weight does not learn."""
     plain = type(weight) in (Tensor, nn.Parameter) and states.is_cpu
     return plain and states.dtype == weight.dtype == torch.bfloat16 and not _learns(weight, bias)
 
 
 def _learns(weight: Tensor, bias: Tensor | None) -> bool:
+    """Return True if a weight or its bias gets a gradient."""
     return torch.is_grad_enabled() and (weight.requires_grad or (bias is not None and bias.requires_grad))
 
 
