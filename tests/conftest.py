@@ -12,6 +12,8 @@ import pytest
 
 # A shell starts a job in the background with SIGINT ignored; Python leaves it so, and what tests start inherits it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+# One thread in each process that a test starts, too: more than there are cores wait for each other.
+os.environ["OMP_NUM_THREADS"] = "1"
 
 HERE = Path(__file__).parent
 # Files of half a minute and more, the longest first: the last worker to end would be waited for if it began one late.

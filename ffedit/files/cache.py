@@ -54,6 +54,7 @@ def folder() -> Path:
 
 def path(kind: str, key: str, suffix: str) -> Path:
     """Return the path of an entry of some kind, whether it exists or not; one that exists counts as used now."""
+    max_bytes()  # a wrong limit is refused before long work: `write` would ignore it
     entry = folder() / kind / f"{key}{suffix}"
     _swept(entry.parent)
     try:

@@ -234,6 +234,8 @@ def test_a_limit_that_is_none_is_one_line(
     monkeypatch.setenv("FFEDIT_CACHE_MAX_GB", value)
     ran = shell(capsys, "cache")
     assert ran.code == 1 and repr(value) in ran.err and ran.err.count("\n") == 1
+    with pytest.raises(EditError, match="FFEDIT_CACHE_MAX_GB is"):
+        cache.entry("moments", "whatever is looked up")
 
 
 # Statistics ---------------------------------------------------------------------------------------
