@@ -71,7 +71,8 @@ CONVERGED = 0.15
 HELD = 3
 CPU = torch.device("cpu")
 # Error of the eigenvalues of a sum of float32 products, as a share of its norm. It depends on how many rows a library
-# adds up at once: MKL adds up to 384 on Intel's processors, and gave 5 · 2⁻²³ for a short text, 14 · 2⁻²³ for equal keys.
+# adds up at once: MKL adds up to 384 on Intel's processors, and gave 5 · 2⁻²³ for a short text, 14 · 2⁻²³ for keys that
+# are equal.
 ROUNDING = 2.0**-19
 # Form of a file's metadata.
 FORM = {

@@ -193,9 +193,8 @@ def _optimise(
     aim, missing = log(AIM * min(config.target_probability, 1.0)), torch.zeros(n, dtype=dtype, device=device)
     for step in range(config.steps + 1):
         penalty = config.penalty_decay**step
-        loss, gradient, answered, keep_loss = objective.loss_and_gradient(z * unit, going, penalty)
+        loss, gradient_of, answered, keep_loss = objective.loss_and_gradient(z * unit, going, penalty)
         loss += penalty * config.weight_decay * z.square().sum(1)
-        gradient = unit * gradient + 2 * penalty * config.weight_decay * z
         for i in going.nonzero()[:, 0].tolist():
             log_probs[i] = answered[i]
             losses[i].append(float(loss[i]))
@@ -207,6 +206,7 @@ def _optimise(
             missing[i] = max(aim - least, 0.0) + keep_loss[i]
         if step == config.steps or not going.any():
             break
+        gradient = unit * gradient_of() + 2 * penalty * config.weight_decay * z
         moved = z - step_of(gradient, missing[:, None])
         moved *= (config.max_delta_norm / moved.norm(dim=1, keepdim=True)).clamp(max=1.0)
         z = torch.where(going.to(device)[:, None], moved, z)
@@ -341,21 +341,25 @@ class Objective:
 
     def loss_and_gradient(
         self, delta: Tensor, going: Tensor, penalty: float = 1.0
-    ) -> tuple[Tensor, Tensor, list[list[list[float]]], Tensor]:
+    ) -> tuple[Tensor, Callable[[], Tensor], list[list[list[float]]], Tensor]:
         """Compute L without weight decay at δ = `delta` [n, d_model], with its essence term times `penalty`.
 
-        Loss and gradient are 0 except for the values of the mask `going` [n]. Returned are the loss, [n], nats; its
-        gradient, [n, d_model]; by value and fact, the log-probability of the new object in each prompt, nats; and the
-        part of the loss due to `keep` prompts whose answer is not held, [n], nats.
+        Loss and gradient are 0 except for the values of the mask `going` [n]. Returned are the loss, [n], nats; a
+        function that returns its gradient, [n, d_model], once, which the last step does not need; by value and fact,
+        the log-probability of the new object in each prompt, nats; and the part of the loss due to `keep` prompts whose
+        answer is not held, [n], nats.
         """
         weights, kl_weights = self._answers.to(delta), penalty * self._decaying.to(delta) + self._lasting.to(delta)
         loss, keep_loss, gradient = delta.new_zeros(self.n), delta.new_zeros(self.n), torch.zeros_like(delta)
         answered = torch.zeros(len(self._texts), dtype=delta.dtype)
-        for rows in self._batches(going[self._owner]):
+        planned, later = list(self._batches(going[self._owner])), []
+        for rows in planned:
             leaf = delta.detach().clone().requires_grad_()
             log_probs, divergences, not_held = self._run(rows, leaf)
             terms = kl_weights[rows] * divergences - weights[rows] * log_probs
-            gradient += torch.autograd.grad(terms.sum(), leaf)[0]
+            later.append(partial(torch.autograd.grad, terms.sum(), leaf))
+            if len(planned) > 1:  # memory has room for what one batch keeps for its gradient
+                gradient += later.pop()()[0]
             owners = self._owner[rows].to(delta.device)
             loss.index_add_(0, owners, terms.detach())
             keep_loss.index_add_(0, owners, self._lasting.to(delta)[rows] * divergences.detach() * not_held)
@@ -363,7 +367,7 @@ class Objective:
         by_fact: list[list[list[float]]] = [[[] for _ in range(count)] for count in self._facts]
         for owner, fact, row in self._prompts:
             by_fact[owner][fact].append(float(answered[row]))
-        return loss, gradient, by_fact, keep_loss
+        return loss, lambda: sum((part()[0] for part in later), gradient), by_fact, keep_loss
 
     def _batches(self, taking: Tensor) -> Iterator[Tensor]:
         """Yield the texts of the mask `taking`, [texts], in batches that fit into memory, with little padding.

@@ -98,7 +98,7 @@ def test_an_overflow_is_said_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def overflow(self: Objective, *words: Any) -> Any:
         loss, gradient, *found = plainly(self, *words)
-        return loss, gradient * float("nan"), *found
+        return loss, lambda: gradient() * float("nan"), *found
 
     monkeypatch.setattr(Objective, "loss_and_gradient", overflow)
     with pytest.raises(EditError, match="the loss is not finite"):
