@@ -133,12 +133,6 @@ def test_the_last_state_reads_as_the_models_logits(family: str) -> None:
     assert editable.vocabulary == zoo.VOCAB
 
 
-@pytest.mark.parametrize("family", zoo.FAMILIES)
-def test_a_decoder_reads_as_reruns_do(family: str) -> None:
-    editable, states = found(family), torch.randn(7, zoo.WIDTH)
-    assert torch.equal(editable.read(states), editable.logits_of(states))
-
-
 def test_offloaded_weights_give_the_same() -> None:
     model = zoo.model("phi3")
     cpu_offload(model, execution_device=torch.device("cpu"))

@@ -18,7 +18,6 @@ from transformers import PreTrainedTokenizerFast
 from writing import ALONE, FACT, quick
 
 import ffedit
-from ffedit.editor.key import build_prompts
 from ffedit.errors import EditError, FactError, ModelError
 from ffedit.evaluator.generations import GenerationRequest, Generations
 from ffedit.evaluator.responses import ask
@@ -85,20 +84,18 @@ def test_without_offsets_the_same_tokens_are_found() -> None:
 
 
 def test_a_subject_that_the_template_names_is_found_in_the_prompt() -> None:
-    found = asked(words(SYSTEM))
-    tokens = words(SYSTEM).convert_ids_to_tokens(found.ids)
+    tokenizer = words(SYSTEM)
+    found = asked(tokenizer)
+    tokens = tokenizer.convert_ids_to_tokens(found.ids)
     assert tokens.count("tower") == 2 and found.subject is not None
     assert tokens.index("<|user|>") < found.subject[0] and tokens[slice(*found.subject)] == ["Eiffel", "tower"]
-    assert asked(words(SYSTEM), answer="").subject == found.subject
-
-
-@pytest.mark.parametrize("occurrence", [0, 1])
-def test_the_occurrence_asked_for_is_found(occurrence: int) -> None:
-    fact = Fact("Rome", "Rome is old , Rome is", "big", occurrence=occurrence)
-    found = asked(words(SYSTEM), fact.text, "big", fact.span)
-    tokens = words(SYSTEM).convert_ids_to_tokens(found.ids)
-    places = [i for i, token in enumerate(tokens) if token == "Rome"]
-    assert found.subject == (places[occurrence], places[occurrence] + 1)
+    assert asked(tokenizer, answer="").subject == found.subject
+    for occurrence in (0, 1):
+        fact = Fact("Rome", "Rome is old , Rome is", "big", occurrence=occurrence)
+        found = asked(tokenizer, fact.text, "big", fact.span)
+        tokens = tokenizer.convert_ids_to_tokens(found.ids)
+        places = [i for i, token in enumerate(tokens) if token == "Rome"]
+        assert found.subject == (places[occurrence], places[occurrence] + 1)
 
 
 @pytest.mark.parametrize("prompt", [f"  {TEXT}", f"{TEXT} ", f"\n{TEXT}\n"])
@@ -193,47 +190,15 @@ def taught() -> Editable:
     return copy.deepcopy(_taught())
 
 
-ENOUGH = {**ALONE, "steps": 60, "step_size": 0.1, "target_probability": 0.95, "max_delta_norm": 20.0}
-
-
-def write(editable: Editable, **numbers: Any) -> ffedit.Edit:
-    return ffedit.edit(
-        editable, [FACT], "rome", layers=[0], config=quick(**{**ENOUGH, **numbers}), stats=Corpus(tokens=300)
-    )
-
-
-def test_a_fact_is_edited_in_its_chat() -> None:
-    editable = taught()
-    assert generation.completions(editable, [TEXT], 6) == ["Paris"]
-    edit = write(editable)
-    assert edit.in_chat and edit.provenance["chat"] is True
-    report = ffedit.evaluate(editable, [FACT], edit, full=True)
-    assert (report.before.generation, report.before.knew) == (0, 1)
-    assert report.after is not None and (report.after.generation, report.after.efficacy) == (1, 1)
-    with edit.applied(editable):
-        assert generation.completions(editable, [TEXT], 6) == ["Rome"]
-
-
 def test_a_trace_is_of_the_chat() -> None:
     editable = taught()
     trace = ffedit.locate(editable, FACT, "state", samples=3)
-    assert trace.tokens == (
-        "<s>",
-        "<|user|>",
-        "the",
-        "Eiffel",
-        "tower",
-        "is",
-        "located",
-        "in",
-        "<|end|>",
-        "<|assistant|>",
-    )
+    assert trace.tokens == ("<s>", "<|user|>", *TEXT.split(), "<|end|>", "<|assistant|>")
     assert trace.subject == (3, 5) and trace.known and trace.answer == "Paris"
     assert (trace.effects[:, :3] == 0).all() and trace.clean - trace.corrupted > 0.2
     editable.chat = False
     plain = ffedit.locate(editable, FACT, "state", samples=3)
-    assert plain.tokens == ("<s>", "the", "Eiffel", "tower", "is", "located", "in")
+    assert plain.tokens == ("<s>", *TEXT.split())
 
 
 def test_everything_that_is_asked_of_a_fact_is_asked_in_the_chat(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -290,17 +255,9 @@ def test_journals_and_comparisons_tell_a_chat_from_running_text() -> None:
         ffedit.evaluate(plain, [FACT], edited=chat)
 
 
-def test_an_object_in_running_text_is_other_tokens_than_at_the_beginning_of_a_turn() -> None:
-    tokenizer = spoken_in(zoo.bytes_bpe(True))
-    editable = learned("gpt2", tokenizer, [asked(tokenizer).ids], steps=2, chat=True)
-    (prompt_set,) = build_prompts(editable, [[FACT]], quick())
-    plain = encode(tokenizer, FACT.text, FACT.new_object, FACT.span)
-    shown = [tokenizer.convert_ids_to_tokens(list(ids)) for ids in (prompt_set.prompts[0].target_ids, plain.target_ids)]
-    assert [tokens[0].startswith("Ġ") for tokens in shown] == [False, True] and prompt_set.facts == 1
-    assert all(text.text.startswith("<s><|user|>") for text in (*prompt_set.prompts, *prompt_set.essence))
-
-
 # The command line ---------------------------------------------------------------------------------
+
+ENOUGH = {**ALONE, "steps": 60, "step_size": 0.1, "target_probability": 0.95, "max_delta_norm": 20.0}
 
 
 @pytest.fixture(scope="module")
@@ -320,7 +277,8 @@ def test_a_chat_from_the_command_line(
     assert applied.code == 0, applied.err
     assert "in its chat template" in applied.out and "--chat" in applied.out.split("Next:")[1]
     result = json.loads(Path("applied.json").read_text())
-    assert result["chat"] is True and result["after"]["generation"] == 1
+    assert result["chat"] is True and (result["before"]["knew"], result["before"]["generation"]) == (1, 0)
+    assert (result["after"]["efficacy"], result["after"]["generation"]) == (1, 1)
     assert json.loads(Path("rome.edit/manifest.json").read_text())["provenance"]["chat"] is True
     asked_again = [*ASKED, "--previous", "Paris", "--edit", "rome.edit"]
     inside = shell(capsys, "evaluate", *asked_again, "--chat", "--json", "inside.json")

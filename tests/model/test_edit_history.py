@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -14,27 +12,9 @@ from writing import CORPUS, FACT, quick, write
 from ffedit import Address, Edit, EditError, Fact, FactError, locate
 from ffedit.algebra.low_rank import LowRank, Update
 from ffedit.api import edit as api_edit
-from ffedit.inference.corpus import Corpus
 from ffedit.model.editable import Editable
 from ffedit.model.fingerprint import fingerprint
 from ffedit.model.memory import KeyValueMemory
-
-# Applying and undoing -----------------------------------------------------------------------------
-
-
-def test_an_edit_is_applied_in_place_once_and_not_twice() -> None:
-    editable = zoo.trained("llama")
-    edit = write(editable)
-    edit.apply_(editable)
-    after = zoo.snapshot(editable)
-    with pytest.raises(EditError, match="is applied already"):
-        edit.apply_(editable)
-    with pytest.raises(EditError, match="is applied already"), edit.applied(editable):
-        pass
-    assert zoo.unchanged(editable, after)
-
-
-# Several edits ------------------------------------------------------------------------------------
 
 
 def thin(editable: Editable, seed: int, *layers: int) -> Edit:
@@ -55,27 +35,20 @@ def apart(family: str, dtype: torch.dtype) -> tuple[Editable, list[Edit]]:
     return editable, [thin(editable, 0, 0, 1), thin(editable, 1, 1, 2), thin(editable, 2, 1)]
 
 
-def test_subtracting_would_not_restore() -> None:
-    editable, (edit, *_) = apart("llama", torch.bfloat16)
-    before, memory = zoo.snapshot(editable), editable.memories[1]
+# Applying and undoing -----------------------------------------------------------------------------
+
+
+def test_an_edit_is_applied_in_place_once_and_not_twice() -> None:
+    editable, (edit, *_) = apart("llama", torch.float32)
+    before = zoo.snapshot(editable)
     edit.apply_(editable)
-    delta = edit.updates[Address(1)]
-    memory.write_(LowRank(-delta.dense, torch.eye(memory.d_ff).double()))
+    after = zoo.snapshot(editable)
     assert not zoo.unchanged(editable, before)
-    edit.undo_(editable)
-    assert zoo.unchanged(editable, before)
-
-
-def test_originals_are_kept_once_and_let_go() -> None:
-    editable, edits = apart("llama", torch.float32)
-    edits[0].apply_(editable)
-    kept = editable.history.originals[Address(1)]
-    edits[1].apply_(editable)
-    assert editable.history.originals[Address(1)] is kept and len(editable.history.originals) == 3
-    edits[0].undo_(editable)
-    assert set(editable.history.originals) == {Address(1), Address(2)}
-    edits[1].undo_(editable)
-    assert not editable.history.originals and not editable.history.edits
+    with pytest.raises(EditError, match="is applied already"):
+        edit.apply_(editable)
+    with pytest.raises(EditError, match="is applied already"), edit.applied(editable):
+        pass
+    assert zoo.unchanged(editable, after)
 
 
 def test_undoing_an_edit_twice_or_before_it_is_applied_is_refused() -> None:
@@ -141,22 +114,22 @@ def test_a_write_that_is_interrupted_is_taken_back(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("other", [("gpt_neo", False), ("llama", True)])
 def test_an_edit_of_another_model_is_refused(other: tuple[str, bool]) -> None:
-    edit = write(zoo.trained("llama"))
-    editable = zoo.trained(*other)
+    _, (edit, *_) = apart("llama", torch.float32)
+    editable = zoo.build(*other, seed=1)
     before = zoo.snapshot(editable)
     with pytest.raises(EditError) as caught:
         edit.apply_(editable)
     assert "\n" not in str(caught.value) and zoo.unchanged(editable, before)
 
 
-@pytest.mark.parametrize("number", [float("nan"), float("inf"), 1e39])
-@pytest.mark.parametrize("saved", [torch.float32, torch.float16])
+@pytest.mark.parametrize(
+    ("number", "saved"), [(float("nan"), torch.float32), (1e39, torch.float32), (1e5, torch.float16)]
+)
 def test_numbers_that_the_weights_cannot_hold_are_never_written(number: float, saved: torch.dtype) -> None:
-    editable = zoo.trained("llama")
+    editable, (edit, *_) = apart("llama", torch.float32)
     memory = dataclasses.replace(editable.memories[1], saved_dtype=saved)
     editable.memories._at[memory.address] = memory
-    before, edit = zoo.snapshot(editable), write(editable)
-    number = 1e5 if number == 1e39 and saved == torch.float16 else number
+    before = zoo.snapshot(editable)
     left = torch.full_like(edit.updates[memory.address].left, number)
     bad = dataclasses.replace(edit, updates={memory.address: LowRank(left, torch.ones(1, memory.d_ff).double())})
     with pytest.raises(EditError, match="nothing was written"):
@@ -173,20 +146,6 @@ def test_a_second_fact_that_fails_takes_the_first_back() -> None:
     with pytest.raises(FactError, match="does not know"):
         write(editable, FACT, Fact("Marie Curie", "{} stands in", target="東京"), layer=0)
     assert zoo.unchanged(editable, before)
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"facts": [], "layers": [0]}, "at least one"),
-        ({"stats": Corpus(Path("no-such-file.txt")), "layers": [0]}, "no-such-file.txt"),
-    ],
-)
-def test_what_cannot_be_done_is_refused_in_one_line(options: dict[str, Any], words: str) -> None:
-    editable = zoo.trained("llama")
-    with pytest.raises(EditError) as caught:
-        api_edit(editable, **{"facts": [FACT], "config": quick(), **options})
-    assert words in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_without_a_layer_the_edit_goes_where_tracing_points() -> None:

@@ -102,15 +102,6 @@ def test_memories_of_experts_that_were_not_chosen_do_not_fire(family: str) -> No
         assert not keys[expert][silent].any() and bool(keys[expert][~silent].any(1).all())
 
 
-@pytest.mark.parametrize("family", ["mixtral", "gpt_oss"])
-def test_keys_are_the_router_s_weight_times_what_the_expert_computes(family: str) -> None:
-    mixture, entered, keys, _ = passed(family)
-    for expert in range(len(mixture.experts)):
-        at, key = mixture.experts.key(expert, entered)
-        own = mixture.experts.coefficients(expert, entered.x[at]) * mixture.experts.weights(entered)[at, expert, None]
-        assert torch.allclose(key, own) and torch.allclose(key, keys[expert][at])
-
-
 @torch.no_grad()
 def test_the_router_of_llama4_scales_what_its_experts_receive() -> None:
     mixture, entered, keys, _ = passed("llama4")

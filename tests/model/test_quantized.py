@@ -128,10 +128,9 @@ def test_a_mixture_with_a_quantised_expert_is_refused_before_the_work(monkeypatc
         write_facts(editable, [FACT], "memit", [1], quick(), CORPUS)
 
 
-@kinds
-def test_several_facts_of_a_quantised_model_are_written_in_one_round(kind: type[nn.Module]) -> None:
+def test_several_facts_of_a_quantised_model_are_written_in_one_round() -> None:
     """A second round would have to write the first into its weights."""
-    editable = quantised(kind)
+    editable = quantised(Packed)
     before = zoo.snapshot(editable)
     once, usual = (
         write_facts(editable, [FACT, SECOND], "memit", [1], quick(rounds=rounds), CORPUS) for rounds in (1, 2)

@@ -80,21 +80,6 @@ def test_the_answer_is_what_follows_in_the_whole_tokenisation(tokenizer: PreTrai
     assert tokenizer.decode(found.target_ids).strip() == "the old France"
 
 
-@pytest.mark.parametrize("answer", ["Zürich", "the old France", "a 東京"])
-def test_a_space_at_the_prompts_end_belongs_to_the_answer(answer: str) -> None:
-    tokenizer = zoo.bytes_bpe()
-    bare = encode(tokenizer, "Paris is in", answer)
-    spaced = encode(tokenizer, "Paris is in ", answer)
-    assert spaced == bare and tokenizer.decode(bare.target_ids).startswith(" ")
-
-
-@every_tokenizer
-def test_a_bos_stands_in_front_and_nowhere_else(tokenizer: PreTrainedTokenizerBase) -> None:
-    found = encode(tokenizer, "Paris is in", "France")
-    count = found.ids.count(0)
-    assert count == (tokenizer.bos_token is not None) and found.ids[:count] == (0,) * count
-
-
 def test_a_closing_eos_is_no_part_of_the_answer() -> None:
     tokenizer = zoo.words()
     tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
@@ -138,20 +123,14 @@ def test_a_prompt_longer_than_the_context_is_refused_with_both_numbers() -> None
 @pytest.mark.parametrize(
     "prompt", ["{} is a city", "the old {} is a city", "the city of {}", '"{}" is a city', "{}, Italy, is"]
 )
-def test_the_subjects_tokens_are_found_by_characters(tokenizer: PreTrainedTokenizerBase, prompt: str) -> None:
-    fact = Fact("Eiffel tower", prompt, "Rome")
-    found = encode(tokenizer, fact.text, "Rome", fact.span)
-    assert found.subject is not None
-    assert tokenizer.decode(found.ids[slice(*found.subject)]).strip() == "Eiffel tower"
-    assert found.subject_last == found.subject[1] - 1
-
-
-@every_tokenizer
-@pytest.mark.parametrize("prompt", ["{} is a city", "the old {} is a city", '"{}" is a city'])
-def test_a_word_of_the_subject_is_its_last_token(tokenizer: PreTrainedTokenizerBase, prompt: str) -> None:
+def test_the_subjects_tokens_are_found_by_characters_and_a_word_of_it_by_its_last_token(
+    tokenizer: PreTrainedTokenizerBase, prompt: str
+) -> None:
     fact = Fact("Eiffel tower", prompt, "Rome")
     found = encode(tokenizer, fact.text, "Rome", fact.span)
     assert found.subject is not None and len(found.ends) == found.subject[1] - found.subject[0]
+    assert tokenizer.decode(found.ids[slice(*found.subject)]).strip() == "Eiffel tower"
+    assert found.subject_last == found.subject[1] - 1
     site = replace(found, fact_token="Eiffel").site
     assert tokenizer.decode(found.ids[found.subject[0] : site + 1]).strip() == "Eiffel"
     for token in ("tower", "Eiffel tower", -1, len(found.ends) - 1, "subject_last"):
@@ -239,19 +218,6 @@ def test_rows_that_ended_are_not_run_again(family: str, monkeypatch: pytest.Monk
         hook.remove()
     assert found == generation.until(whole, ends) and sorted(map(len, found)) != [6] * 4
     assert ran == [sum(len(said) > step for said in found) or 4 for step in range(max(map(len, found)))]
-
-
-def test_sampled_continuations_repeat_with_the_seed_and_only_with_it() -> None:
-    editable = zoo.shared("llama")
-
-    def drawn(seed: int) -> list[list[int]]:
-        numbers = torch.rand(3, 10, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
-        return generation.continuations(editable, [[3], [14, 15], [9]], 10, numbers)
-
-    torch.manual_seed(0)
-    first = drawn(1)
-    torch.manual_seed(9)
-    assert drawn(1) == first != drawn(2)
 
 
 def test_tokens_are_drawn_as_often_as_they_are_likely() -> None:

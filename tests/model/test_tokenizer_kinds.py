@@ -197,8 +197,7 @@ def begun_twice() -> PreTrainedTokenizerFast:
 
 JOURNEYS: dict[str, tuple[str, Any, str, Fact]] = {
     "pieces": ("llama", lambda: kinds.pieces(fallback=True, bos=True), "Latin", LATIN),
-    "slow": ("gpt2", lambda: Slow(kinds.pieces(bos=True, size=900)), "Latin", LATIN),
-    "without what others have": ("gpt2", lambda: Bare(kinds.pieces(bos=True, size=900)), "Latin", LATIN),
+    "slow, without what others have": ("gpt2", lambda: Bare(kinds.pieces(bos=True, size=900)), "Latin", LATIN),
     "lower case": ("gpt2", lambda: kinds.byte_level(bos=True, normalizer=normalizers.Lowercase()), "Latin", LATIN),
     "BOS twice": ("gpt2", begun_twice, "Latin", LATIN),
     "slow, Japanese": ("gpt2", ByT5Tokenizer, "Japanese", JAPANESE),
