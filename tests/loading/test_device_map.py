@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -58,18 +57,6 @@ def test_an_unknown_device_is_refused(device: str) -> None:
     words = rf"device '{device}' (is not known|cannot hold weights|cannot be used \(.*\): torch .*); give auto"
     with pytest.raises(ModelError, match=words):
         spread_over(device, None, None, None)
-
-
-@pytest.mark.parametrize(
-    ("device_map", "max_memory", "told"),
-    [
-        (0, None, "found 0 \\(int\\) where a device map was expected"),
-        ("auto", {0: 20e9}, "is not an amount of memory"),
-    ],
-)
-def test_a_map_or_a_size_of_another_type_is_refused(device_map: Any, max_memory: Any, told: str) -> None:
-    with pytest.raises(ModelError, match=told):
-        spread_over("auto", device_map, None, max_memory)
 
 
 @pytest.mark.parametrize("device", ["cpu", "cpu:0"])

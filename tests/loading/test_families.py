@@ -1,10 +1,10 @@
 """One suite for every family. Its other items stand where they are tested for all families, too:
 
-    anatomy verified                    test_anatomy
+    anatomy verified                    test_verify
     reruns equal whole passes           test_replay
     a trace equals the reference        test_trace
-    FF = Σ m_i v_i                      test_key_rows, test_inspect_prompt
-    before, added, after                test_stacks
+    FF = Σ m_i v_i                      test_first_layer, test_prompt_view
+    before, added, after                test_activations
 
 Here: what ROME asked for is there in the real forward pass, and makes the new object likelier, undo is exact,
 checkpoints open in a fresh process with equal logits, adapters do what PEFT lets them, several layers share a value,

@@ -15,19 +15,11 @@ from ffedit.cli.surface import is_first_process
 from ffedit.inference.distributed import ProcessGroup
 
 LAUNCH = ["-m", "accelerate.commands.accelerate_cli", "launch", "--num_processes", "2", "--main_process_port", "0"]
-NUMBERS = ["prompts.contexts=0", "value.steps=2", "ft.steps=1"]
-SET = [word for number in NUMBERS for word in ("--set", number)]
-SETTINGS = ["--methods", "memit,ft", "--layers", "1", "--no-full", *SET]
 
 
 @pytest.fixture(autouse=True)
 def few_names() -> None:
     """Count all names here, as the processes that are launched do."""
-
-
-def bench(model: Path, *words: str) -> list[str]:
-    given = ["bench", "facts.json", "--model", model, "--corpus", model.parent / "corpus.txt", *SETTINGS, *words]
-    return [str(word) for word in given]
 
 
 def test_two_processes_write_the_edit_of_one(model: Path, empty: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -89,5 +81,6 @@ def test_the_processes_part_when_the_work_is_done(
     (empty / "facts.json").write_text(json.dumps([fact.to_dict() for fact in facts(2)]))
     parted: list[bool] = []
     monkeypatch.setattr(ProcessGroup, "disband", lambda _: parted.append(Path("one/report.md").exists()))
-    assert shell(capsys, *bench(model, "--mode", "single", "--out", "one")).code == 0
+    words = ["bench", "facts.json", "--model", model, "--methods", "ft", "--layers", "1", "--set", "ft.steps=1"]
+    assert shell(capsys, *words, "--mode", "single", "--no-full", "--out", "one").code == 0
     assert parted == [True], "once, after the last that they tell each other"

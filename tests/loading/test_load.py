@@ -47,16 +47,6 @@ def test_python_collects_unused_objects_again_after_a_tokenizer_was_read_or_refu
     assert gc.isenabled()
 
 
-def test_a_device_or_a_dtype_that_does_not_exist_is_refused_with_those_that_do(model: Path) -> None:
-    assert "device 'toaster' is not known; give auto, cpu" in refusal(model, device="toaster")
-    assert "dtype 'float8' is not known; give auto, float32, float16, bfloat16" in refusal(model, dtype="float8")
-
-
-def test_the_dtype_asked_for_is_taken(model: Path) -> None:
-    editable = ffedit.load(model, device="cpu", dtype="bfloat16")
-    assert editable.model.dtype == editable.memories[0].dtype == torch.bfloat16
-
-
 def test_a_model_that_does_not_fit_into_memory_in_float32_is_refused_with_a_lighter_precision(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -94,9 +84,3 @@ def test_what_is_no_pair_and_options_that_a_pair_has_no_use_for_are_refused() ->
     for name, value in options.items():
         with pytest.raises(ModelError, match=f"^{name}: a pair"):
             ffedit.load((model, words), **{name: value})
-
-
-def test_a_ready_pair_is_taken_as_it_is() -> None:
-    pair = (zoo.model("llama"), zoo.words())
-    editable = ffedit.load(pair)
-    assert editable.model is pair[0] and editable.tokenizer is pair[1] and not editable.model.training

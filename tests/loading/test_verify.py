@@ -14,7 +14,6 @@ from torch import nn
 from ffedit.errors import ModelError
 from ffedit.loading.verify import find_and_verify
 from ffedit.model.hooks import capture
-from ffedit.model.memory import Address
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_forward_hooks_with_kwargs")
 IDS = torch.tensor([[3, 14, 15, 9, 26]])
@@ -30,31 +29,6 @@ def refusal(model: Any, name: str = "some/model", **options: Any) -> str:
 
 
 # What is found ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("family", zoo.FAMILIES)
-def test_every_layer_has_one_memory_of_the_right_size(family: str) -> None:
-    editable = zoo.shared(family)
-    assert len(editable.layers) == len(editable.memories) == zoo.DEPTH
-    config = editable.model.config
-    d_ff = getattr(config, "intermediate_size", None) or getattr(config, "ffn_dim", None) or 4 * zoo.WIDTH
-    d_ff = {"gptj": 128, "gpt2_square": 32, "opt": 48, "mpt": 128}.get(family, d_ff)
-    for layer in range(zoo.DEPTH):
-        memory = editable.memories[layer]
-        assert memory.address == Address(layer) and memory.d_ff == d_ff
-        assert list(memory.value.shape) == [zoo.WIDTH, d_ff]
-
-
-@pytest.mark.parametrize("family", zoo.FAMILIES)
-def test_the_value_matrix_times_the_key_is_what_the_module_gives(family: str) -> None:
-    editable = zoo.shared(family)
-    modules = {layer: editable.memories[layer].module for layer in range(zoo.DEPTH)}
-    with capture(modules, inputs=True) as keys, capture(modules) as given, torch.no_grad():
-        editable.model(input_ids=IDS)
-    for layer, memory in ((layer, editable.memories[layer]) for layer in modules):
-        expected = keys[layer] @ memory.value.T + (0 if memory.bias is None else memory.bias)
-        torch.testing.assert_close(given[layer], expected, rtol=1e-4, atol=1e-5)
-    assert editable.probe_error < 1e-3
 
 
 @pytest.mark.parametrize("family", ["gpt2", "gpt2_square", "gpt_neo", "llama_square"])
@@ -75,11 +49,6 @@ def test_the_module_that_feeds_the_unembedding_is_found(family: str) -> None:
     scale = (getattr(config, "logit_scale", None) or 1) / (getattr(config, "logits_scaling", None) or 1)
     expected = editable.unembedding(given[0]) * scale
     torch.testing.assert_close(logits, torch.tanh(expected / cap) * cap if cap else expected)
-
-
-@pytest.mark.parametrize("family", zoo.FAMILIES)
-def test_every_family_can_be_resumed(family: str) -> None:
-    assert zoo.shared(family).resumable
 
 
 @pytest.mark.parametrize("family", ["gpt2", "falcon", "llama"])
@@ -127,8 +96,10 @@ def test_something_that_is_no_transformers_model_is_refused() -> None:
     assert "found Linear" in refusal(nn.Linear(2, 2))
 
 
-@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-@pytest.mark.parametrize("path", ["model.layers.1.mlp.up_proj.weight", "model.embed_tokens.weight"])
+@pytest.mark.parametrize(
+    ("path", "bad"),
+    [("model.layers.1.mlp.up_proj.weight", float("nan")), ("model.embed_tokens.weight", float("inf"))],
+)
 def test_weights_that_are_not_finite_are_named(path: str, bad: float) -> None:
     model = zoo.model("llama")
     with torch.no_grad():
@@ -234,4 +205,4 @@ def test_a_model_without_a_list_of_layers_is_refused_with_the_lists_seen() -> No
 
 
 def test_a_model_on_the_meta_device_is_refused() -> None:
-    assert "meta" in refusal(zoo.model("llama").to("meta"))
+    assert "some weights are not loaded (meta device)" in refusal(zoo.model("llama").to("meta"))
