@@ -66,16 +66,14 @@ def test_an_edit_from_rounded_statistics_writes_the_same_fact(
     assert 0 < (changes[1] - changes[0]).norm() / changes[0].norm() < 0.1
 
 
-def test_the_dtype_that_was_asked_for_is_kept(model: Editable, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_dtype_that_was_asked_for_is_kept_and_float32_is_where_keys_differ_in_bfloat16(
+    model: Editable, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fast(monkeypatch, 3.0)
     assert precision.averaging_dtype(model) == torch.bfloat16
     model.auto_dtype = False
     assert precision.averaging_dtype(model) == torch.float32
-
-
-def test_a_model_whose_keys_differ_in_bfloat16_is_computed_in_float32(
-    model: Editable, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    model.auto_dtype = True
     fast(monkeypatch, 3.0)
     monkeypatch.setattr(precision, "AGREES", 1e-4)
     assert precision.averaging_dtype(model) == torch.float32
@@ -96,22 +94,26 @@ def test_a_model_is_compared_once_and_again_when_it_is_another(
     assert compared == [model, other]
 
 
+def speed() -> float:
+    """What a process that starts now takes the speed of bfloat16 to be."""
+    precision.bfloat16_speed.cache_clear()
+    try:
+        return precision.bfloat16_speed(torch.device("cpu"))
+    finally:
+        precision.bfloat16_speed.cache_clear()
+
+
 def test_the_speed_is_measured_once_for_a_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     measured = []
     monkeypatch.setattr(precision, "least_seconds", lambda product: measured.append(product()) or 1.0)
-    for _ in range(2):
-        precision.bfloat16_speed.cache_clear()
-        assert precision.bfloat16_speed(torch.device("cpu")) == 1.0
+    assert speed() == speed() == 1.0
     assert measured == [precision.SIDE] * 4  # both products, of few rows and of all, in the first call only
-    precision.bfloat16_speed.cache_clear()
 
 
 def test_a_processor_on_which_bfloat16_is_slow_is_recognised_by_a_few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     seconds = iter([1.0, 100.0])
     monkeypatch.setattr(precision, "least_seconds", lambda product: next(seconds))
-    precision.bfloat16_speed.cache_clear()
-    assert precision.bfloat16_speed(torch.device("cpu")) == 0.01
-    precision.bfloat16_speed.cache_clear()
+    assert speed() == 0.01
 
 
 def test_a_device_that_refuses_bfloat16_computes_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,6 +121,4 @@ def test_a_device_that_refuses_bfloat16_computes_in_float32(monkeypatch: pytest.
         raise RuntimeError("bfloat16 is not supported")
 
     monkeypatch.setattr(precision, "least_seconds", refuse)
-    precision.bfloat16_speed.cache_clear()
-    assert precision.bfloat16_speed(torch.device("cpu")) == 0.0
-    precision.bfloat16_speed.cache_clear()
+    assert speed() == 0.0

@@ -86,11 +86,7 @@ def test_where_the_neutral_text_is_spoken_it_begins_with_one_of_its_words(
     assert all(text[0] == "\n" and text[1:] in first_words() for text in said) and len(set(said)) > 2
     begun_with = [reader.tokenizer.decode(row)[: len(text) - 1] for row, text in zip(rows, said, strict=True)]
     assert begun_with == [text[1:] for text in said], "the line break is no part of it"
-    assert [len(row) for row in rows] == [12] * 6
-
-
-def test_the_neutral_text_has_many_first_words() -> None:
-    assert len(first_words()) > 2000 and len(set(first_words())) > 200
+    assert [len(row) for row in rows] == [12] * 6 and len(first_words()) > 2000 and len(set(first_words())) > 200
 
 
 # Contexts -----------------------------------------------------------------------------------------
@@ -149,19 +145,9 @@ def test_rows_of_own_text_are_kept_but_not_those_of_an_edited_model(monkeypatch:
     assert own_text(editable, 3, 8, seed=5) == rows
 
 
-def test_a_kept_text_that_is_damaged_is_sampled_anew() -> None:
-    editable, corpus = zoo.shared("gpt2"), Corpus(tokens=130)
-    name, _ = identity(editable, corpus)
-    ids = sampled(editable, corpus, name)
-    (kept,) = cache.entries()
-    whole = kept.read_bytes()
-    kept.write_bytes(whole[:100])
-    assert sampled(editable, corpus, name).equal(ids) and kept.read_bytes() == whole
-
-
 def test_sampling_goes_on_where_it_was_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(own, "SAMPLED_ROWS", 2)
-    editable, corpus = zoo.shared("gpt2"), Corpus(tokens=500)
+    editable, corpus = zoo.shared("gpt2"), Corpus(tokens=300)
     whole, drawn = sampled(editable, corpus, "whole"), []
 
     def stop(stage: str, done: int, total: int) -> None:
@@ -172,8 +158,8 @@ def test_sampling_goes_on_where_it_was_interrupted(monkeypatch: pytest.MonkeyPat
     with pytest.raises(KeyboardInterrupt):
         sampled(editable, corpus, "halted", stop)
     assert sampled(editable, corpus, "halted", stop).equal(whole)
-    assert drawn == [128, 256, 384, 500], "nothing is sampled twice"
-    assert len({tuple(row) for row in whole[:448].view(-1, 64).tolist()}) == 7, "each batch has a seed of its own"
+    assert drawn == [128, 256, 300], "nothing is sampled twice"
+    assert len({tuple(row) for row in whole[:256].view(-1, 64).tolist()}) == 4, "each batch has a seed of its own"
 
 
 def test_sampled_rows_are_the_rows_that_are_run() -> None:

@@ -18,7 +18,7 @@ from torch import Tensor
 from ffedit.evaluator import responses
 from ffedit.inference import contexts, generation
 from ffedit.model.editable import Editable
-from ffedit.model.tokenization import Encoded, pad
+from ffedit.model.tokenization import Encoded
 
 LENGTHS = (1, 2, 31, 7, 19, 3, 12)
 COUNT = 6
@@ -120,4 +120,3 @@ def test_padding_that_is_seen_or_moves_a_position_would_be_noticed(
             assert strayed(editable, broken) > 1e-2, wrong.__name__
             # Without a mask, transformers sets texts apart where positions begin anew: rightly, as none share a token.
             assert wrong is seen or not trees or distance(editable, answered()) > 1e-2, "several texts in a row"
-    assert pad([[5], [6, 7]]).tolist() == [[5, 0], [6, 7]]
