@@ -123,11 +123,8 @@ def test_names_that_are_none_are_refused(family: str, name: str | MemoryIndex, s
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("content", "says"),
-    [(b"", "two tokens|no text"), (b"the", "two tokens|one token"), (b"a\0b", "NUL"), (b"\xff\xfe", "UTF-8")],
-)
-def test_texts_that_hold_none_are_refused(content: bytes, says: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("content", [b"", b"the"])
+def test_texts_that_hold_none_are_refused(content: bytes, tmp_path: Path) -> None:
     (path := tmp_path / "text.txt").write_bytes(content)
-    with pytest.raises(EditError, match=says):
+    with pytest.raises(EditError, match="holds fewer than two tokens"):
         inspect_memory(zoo.shared("gpt2"), "0.0", corpus=Corpus(path))

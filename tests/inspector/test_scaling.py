@@ -35,16 +35,23 @@ def test_scaling_a_memory_is_scaling_its_value_and_leaves_nothing_behind(family:
     assert view.prediction.max_probability == pytest.approx(scaled.max_probability, abs=1e-5)
 
 
-def test_turns_inside_turns_multiply_and_an_error_undoes_them() -> None:
-    editable = zoo.build("mixtral")
-    memory, before = editable.memories[Address(1, 2)], zoo.snapshot(editable)
-    column = memory.value[:, 5].clone()
+@pytest.mark.parametrize(("family", "at"), [("llama", Address(1)), ("mixtral", Address(1, 2))])
+def test_scaling_within_scaling_multiplies_and_an_error_undoes_it(family: str, at: Address) -> None:
+    editable = zoo.build(family)
+    memory, before, plain = editable.memories[at], zoo.snapshot(editable), zoo.logits(editable.model)
     with pytest.raises(KeyError), memory.scaled({5: 2.0}), memory.scaled({5: -3.0, 0: 0.0}):
-        assert torch.equal(memory.value[:, 5], -6 * column) and not memory.value[:, 0].any()
+        found = zoo.logits(editable.model)
         raise KeyError
-    assert zoo.unchanged(editable, before)
-    with pytest.raises(ModelError, match="0 … 47"), memory.scaled({48: 0.0}):
-        pass
+    assert zoo.unchanged(editable, before) and torch.equal(zoo.logits(editable.model), plain)
+    value = memory.value.clone()
+    value[:, 5] *= -6
+    value[:, 0] = 0
+    memory.set_(value)
+    assert not torch.allclose(found, plain, atol=1e-2)
+    torch.testing.assert_close(found, zoo.logits(editable.model), rtol=1e-4, atol=1e-4)
+    for index in (-1, 48):
+        with pytest.raises(ModelError, match=rf"0 … 47, found {index};"), memory.scaled({index: 0.0}):
+            pass
 
 
 @pytest.mark.parametrize("words", ["1.2", "1.2=", "1.2=x", "1.2=nan", "1.2=inf", "=3", "1=3", "1.2=3=4"])
