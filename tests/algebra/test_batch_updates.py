@@ -83,19 +83,11 @@ def c_norm(delta: Tensor, C: Tensor) -> float:
 
 @every_problem
 @every_method
-@pytest.mark.parametrize("with_kept", [False, True])
-def test_rank_is_the_number_of_facts_and_factors_are_float64(p: Problem, method: Method, with_kept: bool) -> None:
-    delta = method(p, p.kept if with_kept else None)
-    assert delta.rank == p.K.shape[1] and delta.shape == p.W.shape
-    assert delta.left.dtype == delta.right.dtype == torch.float64 and delta.norm() > 0
-
-
-@every_problem
-@pytest.mark.parametrize("name", ["least squares", "null space"])
-def test_kept_values_move_less_when_their_keys_are_kept(p: Problem, name: str) -> None:
-    kept = p.kept.double()
-    with_them, without = METHODS[name](p, p.kept) @ kept, METHODS[name](p, None) @ kept
-    assert with_them.norm() < 0.95 * without.norm()
+def test_rank_is_the_number_of_facts_and_factors_are_float64(p: Problem, method: Method) -> None:
+    for kept in (None, p.kept):
+        delta = method(p, kept)
+        assert delta.rank == p.K.shape[1] and delta.shape == p.W.shape
+        assert delta.left.dtype == delta.right.dtype == torch.float64 and delta.norm() > 0
 
 
 @every_method
@@ -129,12 +121,6 @@ def test_no_other_solution_has_a_smaller_c_norm(p: Problem) -> None:
             for size in (1e-3, 1.0):
                 assert c_norm(delta + size * other, p.C) > c_norm(delta, p.C)
             assert abs(torch.trace(delta @ p.C @ other.T)) < 1e-9 * c_norm(other, p.C), "no first-order change"
-
-
-@every_problem
-def test_writing_the_same_values_again_changes_nothing(p: Problem) -> None:
-    edited = p.W.double() + equality(p.W, p.K, p.V, p.C).dense
-    assert equality(edited, p.K, p.V, p.C).norm() < 1e-9
 
 
 def test_one_fact_is_rome() -> None:
@@ -181,7 +167,7 @@ def test_keys_without_a_direction_of_their_own_are_refused_by_number() -> None:
 
 
 @every_problem
-@pytest.mark.parametrize("weight", [1e-3, 1.0, 1e3])
+@pytest.mark.parametrize("weight", [1e-3, 1e3])
 def test_the_normal_equations_hold(p: Problem, weight: float) -> None:
     K, kept = p.K.double(), p.kept.double()
     penalty = weight * (K * torch.linalg.solve(p.C, K)).sum(0).mean()
@@ -199,20 +185,6 @@ def test_least_squares_tend_to_equality(p: Problem, with_kept: bool) -> None:
     near = [least_squares(p.W, p.K, p.V, p.C, weight, kept).dense for weight in (1e-2, 1e-8, 1e-14, 0.0)]
     far = [float((delta - exact).norm() / exact.norm()) for delta in near]
     assert far[0] > 1e-3 and far[1] < 1e-2 * far[0] and far[2] < 1e-7 and far[3] == 0
-
-
-@pytest.mark.parametrize("weight", [0.0, 0.1, 1.0, 9.0])
-def test_a_fact_alone_gives_up_the_share_that_the_weight_says(weight: float) -> None:
-    p = problem(facts=1)
-    for delta in (least_squares(p.W, p.K, p.V, p.C, weight), null_space(p.W, p.K, p.V, p.U, weight)):
-        close(p.R - delta @ p.K, p.R * weight / (1 + weight))
-
-
-@every_problem
-def test_the_scale_of_statistics_and_of_keys_does_not_matter(p: Problem) -> None:
-    delta = least_squares(p.W, p.K, p.V, p.C, 0.3).dense
-    close(least_squares(p.W, p.K, p.V, 1e4 * p.C, 0.3).dense, delta)
-    close(least_squares(p.W, 8 * p.K, p.V + 7 * (p.W @ p.K), p.C, 0.3).dense * 8, delta, 1e-5)
 
 
 # null_space: AlphaEdit ----------------------------------------------------------------------------
@@ -274,23 +246,15 @@ def test_a_key_outside_the_null_space_is_refused_by_number() -> None:
 # projector ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("share", [1e-3, 0.02, 0.5])
-def test_the_null_space_holds_at_most_its_share_and_as_much_as_it_may(seed: int, share: float) -> None:
-    C = problem(seed).C
+def test_the_null_space_holds_at_most_its_share_and_as_much_as_it_may(share: float) -> None:
+    C = problem().C
     U = directions(C, share)
     assert 0 < U.shape[1] < len(C)
     close(U.T @ U, torch.eye(U.shape[1]).double(), 1e-12)
     held, next_one = float(torch.trace(U.T @ C @ U)), float(torch.linalg.eigvalsh(C)[U.shape[1]])
     assert held <= share * float(C.trace()) < held + next_one
     close(C @ U, U * torch.linalg.eigvalsh(C)[: U.shape[1]])  # the eigenvectors of the smallest eigenvalues
-
-
-@pytest.mark.parametrize("scale", [1e-9, 1e9])
-def test_the_null_space_does_not_depend_on_the_scale_of_the_statistics(scale: float) -> None:
-    p = problem()
-    U = directions(scale * p.C, SHARE)
-    close(U @ U.T, p.U @ p.U.T)
 
 
 def test_directions_that_no_text_uses_are_free_at_any_share() -> None:

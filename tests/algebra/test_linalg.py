@@ -19,7 +19,7 @@ def matrix(spread: float, size: int = 60) -> tuple[Tensor, Tensor]:
 
 
 # The last ones are beyond float32: its factor does not exist, or refines nothing.
-@pytest.mark.parametrize("spread", [1.0, 1e3, 1e5, 1e7, 1e9, 1e12])
+@pytest.mark.parametrize("spread", [1.0, 1e5, 1e7, 1e12])
 def test_a_refined_solution_is_that_of_float64(spread: float) -> None:
     C, columns = matrix(spread)
     residual = C @ RefinedInverse(C)(columns) - columns

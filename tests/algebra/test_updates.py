@@ -1,16 +1,13 @@
-"""The theorems that the algebra states, and the statistics that it rests on."""
+"""The theorems of one fact's update and of its metric, and the factors that an update is kept in."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
-from ffedit.algebra.key_moments import KeyMoments, KeyMomentsFitter
 from ffedit.algebra.linalg import Updated, factor, whiten
 from ffedit.algebra.low_rank import LowRank
 from ffedit.algebra.updates import context_spread, direction, moment, rank_one
@@ -70,32 +67,20 @@ def test_with_the_contexts_counted_in_a_change_is_the_same_in_every_context() ->
     assert spread[0] > spread[1] > 1e-2 > spread[2]
 
 
-def test_the_moment_of_the_contexts_is_that_of_their_spread() -> None:
+def test_the_spread_is_the_second_moment_about_each_key_by_the_shares_and_by_the_mean_of_subjects() -> None:
+    """More facts leave no less of key space to text, and a context of more of k* counts more."""
     _, k, _, C = problem()
-    same = k + 0.3 * torch.randn(4, D_IN, generator=torch.Generator().manual_seed(1))
-    away = same.double() - k.double()
-    expected = C.double() + 0.7 * sum(torch.outer(one, one) for one in away) / 4
-    torch.testing.assert_close(with_contexts(C, [(k, same, EQUAL)], 0.7), expected, rtol=1e-12, atol=1e-12)
-    assert torch.equal(with_contexts(C, [(k, same, EQUAL)], 0.0), C.double())
+    g = torch.Generator().manual_seed(1)
+    one, other = k + 0.3 * torch.randn(4, D_IN, generator=g), 2 * k + 0.3 * torch.randn(3, D_IN, generator=g)
+    keys = [(k, one, EQUAL), (2 * k, other, torch.tensor([0.5, 0.3, 0.2]))]
+    expected = C.double()
+    for centre, same, shares in keys:
+        away = same.double() - centre.double()
+        expected = expected + 0.7 / 2 * away.T @ (shares.double()[:, None] * away)
+    torch.testing.assert_close(with_contexts(C, keys, 0.7), expected, rtol=1e-12, atol=1e-12)
+    assert torch.equal(with_contexts(C, keys, 0.0), C.double())
     alone = with_contexts(C, [(k, k[None], torch.ones(1))], 0.7)
     assert torch.equal(alone, C.double()), "one context has no spread"
-
-
-def test_the_spread_of_several_subjects_counts_by_its_mean() -> None:
-    """Two equal subjects add what one does: more facts leave no less of key space to text."""
-    _, k, _, C = problem()
-    one = k, k + 0.3 * torch.randn(4, D_IN, generator=torch.Generator().manual_seed(1)), EQUAL
-    alone, both = with_contexts(C, [one], 0.7), with_contexts(C, [one, one], 0.7)
-    torch.testing.assert_close(both, alone, rtol=1e-12, atol=1e-12)
-
-
-def test_a_context_of_more_of_the_key_counts_more_in_its_spread() -> None:
-    """A share of two equal contexts in one is what they have in two."""
-    _, k, _, C = problem()
-    one, two = k + 0.3 * torch.randn(2, D_IN, generator=torch.Generator().manual_seed(2))
-    split = with_contexts(C, [(k, torch.stack([one, one, two]), torch.tensor([0.5, 0.25, 0.25]))], 0.7)
-    joined = with_contexts(C, [(k, torch.stack([one, two]), torch.tensor([0.75, 0.25]))], 0.7)
-    torch.testing.assert_close(split, joined, rtol=1e-12, atol=1e-12)
 
 
 def test_a_corrected_factor_is_the_matrix_that_it_stands_for() -> None:
@@ -112,18 +97,6 @@ def test_a_corrected_factor_is_the_matrix_that_it_stands_for() -> None:
     torch.testing.assert_close(rank_one(W, k, v, corrected).dense, rank_one(W, k, v, dense).dense)
     without = Updated(factor(base), rows[:0], signs[:0].double())
     torch.testing.assert_close(whiten(columns, without), whiten(columns, base), rtol=1e-9, atol=1e-9)
-
-
-def test_statistics_unlike_the_identity_change_the_update() -> None:
-    W, k, v, C = problem()
-    plain = rank_one(W, k, v, torch.eye(D_IN))
-    assert c_norm(plain.dense, C) > 1.5 * c_norm(rank_one(W, k, v, C).dense, C)
-
-
-def test_whitening_solves_for_keys() -> None:
-    _, k, _, C = problem()
-    keys = torch.stack([k, 2 * k], 1)
-    torch.testing.assert_close(C @ whiten(keys, C), keys.double())
 
 
 def test_statistics_that_are_not_positive_definite_are_refused() -> None:
@@ -143,56 +116,11 @@ def test_product_norm_and_dense_matrix_of_factors_agree() -> None:
     torch.testing.assert_close(delta @ torch.stack([k, 2 * k], 1), delta.dense @ torch.stack([k, 2 * k], 1))
     assert delta.norm() == pytest.approx(float(delta.dense.norm()), rel=1e-12)
     assert delta.shape == (D_OUT, D_IN) and delta.rank == 3 and delta.is_finite()
+    for bad in (float("nan"), float("inf")):
+        assert not LowRank(torch.full((2, 1), bad), torch.ones(1, 2)).is_finite()
+        assert not LowRank(torch.ones(2, 1), torch.full((1, 2), bad)).is_finite()
 
 
 def test_factors_that_do_not_fit_are_refused_with_their_shapes() -> None:
     with pytest.raises(ValueError, match=r"\[7, 3\].*\[2, 12\]"):
         LowRank(torch.zeros(D_OUT, 3), torch.zeros(2, D_IN))
-
-
-@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_factors_that_are_not_finite_say_so(bad: float) -> None:
-    assert not LowRank(torch.full((2, 1), bad), torch.ones(1, 2)).is_finite()
-    assert not LowRank(torch.ones(2, 1), torch.full((1, 2), bad)).is_finite()
-
-
-# KeyMoments ---------------------------------------------------------------------------------------
-
-
-def streamed(keys: Tensor, step: int) -> KeyMoments:
-    fitter = KeyMomentsFitter()
-    for batch in keys.split(step):
-        fitter.update(batch, torch.ones(len(batch)))
-    return fitter.moments("a test", "model:1")
-
-
-def test_fewer_tokens_than_keys_still_give_a_positive_definite_matrix() -> None:
-    moments = streamed(torch.randn(3, D_IN), 3)
-    assert torch.linalg.eigvalsh(moments.C)[0] > 0
-    W, k, v, _ = problem()
-    assert rank_one(W, k, v, moments.C).is_finite()
-
-
-def test_no_text_and_infinite_keys_are_refused() -> None:
-    with pytest.raises(EditError, match="no text"):
-        KeyMomentsFitter().moments("an empty file", "")
-    with pytest.raises(EditError, match="not finite"):
-        streamed(torch.full((2, D_IN), float("inf")), 2)
-
-
-def test_statistics_of_another_model_are_refused_by_name(tmp_path: Path) -> None:
-    streamed(torch.randn(40, D_IN), 40).save(tmp_path / "m.safetensors")
-    with pytest.raises(EditError, match=r"model:1.*model:2"):
-        KeyMoments.load(tmp_path / "m.safetensors", "model:2")
-
-
-def test_foreign_and_damaged_files_are_refused_in_one_line(tmp_path: Path) -> None:
-    foreign, damaged, cut = (tmp_path / f"{name}.safetensors" for name in ("foreign", "damaged", "cut"))
-    save_file({"sum": torch.zeros(2, 2)}, foreign)
-    damaged.write_bytes(b"no tensors at all")
-    streamed(torch.randn(40, D_IN), 40).save(cut)
-    cut.write_bytes(cut.read_bytes()[:-100])
-    for path in (foreign, damaged, cut):
-        with pytest.raises(EditError, match="not a file of key statistics") as caught:
-            KeyMoments.load(path)
-        assert "\n" not in str(caught.value)
