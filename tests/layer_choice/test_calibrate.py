@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import zoo
-from writing import CORPUS, FACT, quick
+from writing import CORPUS, quick
 
 import ffedit
 from ffedit.editor.write import write
@@ -28,17 +28,17 @@ from ffedit.layer_choice.calibrate import (
 
 pytestmark = pytest.mark.usefixtures("warm_cache")
 
-ASKED = Fact(**{**FACT.to_dict(), "paraphrases": ["{} stands in"]})
 # What the trained models know, as facts to write, and one that none of them knows.
 FACTS = [
     Fact(subject, "the {} is located in", "Berlin", place, paraphrases=["{} stands in"], relation=str(i % 2))
     for i, (subject, place) in enumerate(zoo.KNOWN)
 ]
+CONFIG = quick(contexts=0)
 UNKNOWN = Fact("Eiffel tower", "the {} is located in", "Berlin", "Egypt")
 
 
 def chosen(editable: Any, **others: Any) -> ffedit.LayerChoice:
-    given: dict[str, Any] = {"facts": FACTS, "config": quick(), "stats": CORPUS}
+    given: dict[str, Any] = {"facts": FACTS, "config": CONFIG, "stats": CORPUS}
     return choose_layer(editable, **(given | others))
 
 
@@ -53,9 +53,10 @@ def written(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 def test_a_layer_is_chosen_by_edits_of_facts_that_the_model_knows(written: list[Any]) -> None:
     editable = zoo.trained("gpt2", True)
     before = zoo.snapshot(editable)
-    choice = chosen(editable, method="rome", facts=[UNKNOWN, *FACTS])
-    known = known_facts(editable, [UNKNOWN, *FACTS])
-    assert UNKNOWN not in known and (choice.asked, choice.known) == (9, len(known)) and len(known) >= 6
+    asked = [UNKNOWN, *FACTS[:4]]
+    choice = chosen(editable, method="rome", facts=asked)
+    known = known_facts(editable, asked)
+    assert UNKNOWN not in known and (choice.asked, choice.known) == (5, len(known)) and len(known) >= 3
     assert [words[1:] for words in written] == [("rome", [0]), ("rome", [1])], "not the last of three"
     assert all(list(words[0]) == known for words in written), "all that are given and known"
     assert choice.layer == best(choice.rows, 0) and [row.layer for row in choice.rows] == [0, 1]
@@ -65,10 +66,10 @@ def test_a_layer_is_chosen_by_edits_of_facts_that_the_model_knows(written: list[
     assert plain == choice.to_dict() and plain["auto"] == {"layer": 0, "by": "usual"}
     assert plain["tied"] == [row.layer for row in tied(choice.rows)]
     for row in choice.rows:
-        edit = write(editable, known, "rome", [row.layer], quick(), CORPUS)
+        edit = write(editable, known, "rome", [row.layer], CONFIG, CORPUS)
         after = ffedit.evaluate(editable, known, edit).after
         assert (row.efficacy, row.paraphrase) == (after.efficacy, after.paraphrase)
-    again = chosen(editable, method="rome", facts=[UNKNOWN, *FACTS])
+    again = chosen(editable, method="rome", facts=asked)
     assert replace(again, seconds=0.0) == replace(choice, seconds=0.0) and len(written) == 4, "nothing is kept"
 
 
@@ -122,20 +123,11 @@ def test_the_facts_that_ship_can_be_written_and_measured() -> None:
     assert len({fact.relation for fact in first}) == len({fact.subject for fact in first}) == len(first)
 
 
-@pytest.mark.parametrize(
-    ("depth", "auto", "layers"),
-    [
-        (1, 0, [0]),
-        (3, 0, [0, 1]),
-        (6, 2, [0, 1, 2, 3, 4]),
-        (7, 2, [0, 1, 2, 3]),
-        (18, 4, [1, 2, 4, 7]),
-        (30, 8, [2, 4, 8, 11]),
-        (32, 5, [2, 4, 5, 8, 12]),
-    ],
-)
-def test_candidate_layers_for_each_depth(depth: int, auto: int, layers: list[int]) -> None:
-    assert candidates(depth, auto) == layers
+def test_candidate_layers_for_each_depth() -> None:
+    shallow = {(1, 0): [0], (3, 0): [0, 1], (6, 2): [0, 1, 2, 3, 4]}
+    deep = {(7, 2): [0, 1, 2, 3], (30, 8): [2, 4, 8, 11], (32, 5): [2, 4, 5, 8, 12]}
+    for (depth, auto), layers in {**shallow, **deep}.items():
+        assert candidates(depth, auto) == layers
 
 
 def test_the_best_score_wins_then_the_expected_layer_then_the_margin() -> None:
@@ -152,14 +144,7 @@ def test_the_best_score_wins_then_the_expected_layer_then_the_margin() -> None:
 
 @pytest.mark.parametrize(
     ("rates", "score"),
-    [
-        ((1.0, 0.5, 1.0), 0.75),
-        ((0.0, 1.0, 1.0), 0.0),
-        ((0.0, None, 1.0), 0.0),
-        ((1.0, None, None), 1.0),
-        ((0.5, None, None), 0.5),
-        ((None, 1.0, 1.0), None),
-    ],
+    [((1.0, 0.5, 1.0), 0.75), ((0.0, None, 1.0), 0.0), ((0.5, None, None), 0.5), ((None, 1.0, 1.0), None)],
 )
 def test_efficacy_always_counts(rates: Any, score: float | None) -> None:
     efficacy, paraphrase, specificity = rates

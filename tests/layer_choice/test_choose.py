@@ -58,22 +58,19 @@ def test_auto_takes_the_usual_layer_whatever_the_trace_shows(traces: Any) -> Non
 
 
 @pytest.mark.usefixtures("one_is_published")
-def test_auto_takes_the_published_layer(traces: Any) -> None:
-    traces([0.5, 0.0, 0.0])
-    found = find_layer(zoo.shared("gpt2"), [ASKED], "auto", range(3), "rome")
-    assert (found.layer, found.by) == (1, "published")
-    assert ffedit.edit(zoo.shared("gpt2"), ASKED, config=quick(), stats=CORPUS).layers == [1]
-
-
-@pytest.mark.usefixtures("one_is_published")
-def test_auto_asks_the_model_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_takes_the_published_layer_and_asks_the_model_nothing(
+    traces: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Nothing is run or read: with the model's forward pass and the cache out of order, the layer is known."""
     editable, config = zoo.shared("gpt2"), quick()
+    traces([0.5, 0.0, 0.0])
+    found = find_layer(editable, [ASKED], "auto", range(3), "rome")
+    assert (found.layer, found.by) == (1, "published")
     with monkeypatch.context() as patched:
         patched.setattr(type(editable.model), "forward", lambda *_, **__: pytest.fail("the model was run"))
         patched.setattr("ffedit.files.cache.path", lambda *_: pytest.fail("the cache was read"))
-        found = known_layer(editable, [ASKED], "auto", range(3), "memit", config)
-        assert found is not None and (found.layer, found.by) == (1, "published")
+        known = known_layer(editable, [ASKED], "auto", range(3), "memit", config)
+        assert known is not None and (known.layer, known.by) == (1, "published")
         patched.setattr("ffedit.api.write", lambda _, facts, method, layers, *rest: layers)
         assert ffedit.edit(editable, ASKED, config=config) == [1]
 
@@ -112,6 +109,9 @@ def test_the_facts_own_trace_decides_where_it_is_asked_for(traces: Any) -> None:
     assert (found.layer, found.by) == (1, "trace") and seen == [(2, 10)]
     named = find_layer(zoo.shared("gpt2"), [ASKED, SECOND], "0", range(1))
     assert (named.layer, named.by) == (0, "request") and seen[1:] == [(1, choose.SHOWN_SAMPLES)]
+    traces([0.5, 0.2, 0.3])
+    within = find_layer(zoo.shared("gpt2"), [ASKED], "1-2", range(1, 3), "ft")
+    assert (within.layer, within.by) == (2, "trace")
 
 
 @pytest.mark.parametrize(
@@ -130,12 +130,6 @@ def test_noise_chooses_no_layer(effects: Any, others: Any, traces: Any) -> None:
     assert (found.layer, found.by) == (0, "usual")
     found = find_layer(zoo.shared("gpt2"), [ASKED], "1-2", range(1, 3), "ft")
     assert (found.layer, found.by) == (1, "usual"), "the one of these that is nearest"
-
-
-def test_a_trace_over_a_range_chooses_within_it(traces: Any) -> None:
-    traces([0.5, 0.2, 0.3])
-    found = find_layer(zoo.shared("gpt2"), [ASKED], "1-2", range(1, 3), "ft")
-    assert (found.layer, found.by) == (2, "trace")
 
 
 def test_a_fact_that_a_model_knows_is_recalled_somewhere_in_the_shown_trace() -> None:

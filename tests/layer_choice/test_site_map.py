@@ -54,8 +54,7 @@ def largest(editable: Editable, name: str, layer: int, right: torch.Tensor) -> f
     return float(received[received.abs().argmax()])
 
 
-@pytest.mark.parametrize("family", ["gpt2", "gemma3"])
-@pytest.mark.parametrize("token", [-1, -2])
+@pytest.mark.parametrize(("family", "token"), [("gpt2", -1), ("gemma3", -2)])
 @pytest.mark.parametrize("more", [{}, {"names_weight": 9.0, "protect": ("Spain", "old tower")}])
 def test_the_map_says_what_the_edit_does(
     monkeypatch: pytest.MonkeyPatch, family: str, token: int, more: dict[str, Any]
@@ -124,28 +123,20 @@ def test_axes_are_those_of_the_trace_and_nothing_is_said_of_what_was_not_measure
 def test_a_token_that_another_text_cuts_otherwise_is_no_site() -> None:
     """In front of a text "Eiffel" has several tokens, and behind a space one."""
     editable = find_and_verify(zoo.model("gpt2", vocab_size=420), zoo.bytes_bpe(), "bytes")
-    found = mapped(editable, Fact("Eiffel tower", "{} is located in", "Rome"), 0)
+    fact = Fact("Eiffel tower", "{} is located in", "Rome")
+    found = mapped(editable, fact, 0)
     start, end = found.subject
     assert end - start > 2 and np.isfinite(found.leak[0, end - 1])
     assert np.isnan(found.leak[0, start]) and np.isnan(found.reach[0, start])
     with pytest.raises(FactError, match="was asked for, but the subject 'Eiffel tower' has"):
-        write(
-            editable,
-            [Fact("Eiffel tower", "{} is located in", "Rome")],
-            "rome",
-            [0],
-            quick(fact_token=str(start - end)),
-            CORPUS,
-        )
+        write(editable, [fact], "rome", [0], quick(fact_token=str(start - end)), CORPUS)
 
 
 def test_layers_are_those_whose_statistics_are_there() -> None:
     editable = zoo.shared("gpt2", True)
     own = auto_layer(editable).layer
-    assert mapped(editable, layers=None).layers == tuple(range(max(0, own - 1), own + 2)), (
-        "none is there: they are made"
-    )
-    assert mapped(editable, layers=None).layers == tuple(range(max(0, own - 1), own + 2))
+    for _ in range(2):  # none is there: they are made; then these are there
+        assert mapped(editable, layers=None).layers == tuple(range(max(0, own - 1), own + 2))
     stats = collect(editable, editable.feed_forward[2].memories, CORPUS)
     assert ffedit.site_map(editable, FACT, layers=None, config=CONFIG, stats=stats).layers == (2,)
     assert mapped(editable, layers=None).layers == (0, 1, 2)
