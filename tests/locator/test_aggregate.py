@@ -40,8 +40,7 @@ def equal(first: Trace, second: Trace, atol: float = 0.0) -> None:
 # Batches and memory -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("family", ["gpt2", "llama"])
-@pytest.mark.parametrize("metric", ["log_probability", "logit_difference"])
+@pytest.mark.parametrize(("family", "metric"), [("gpt2", "log_probability"), ("llama", "logit_difference")])
 @pytest.mark.parametrize("sizes", [(1, 1, 1, 1), (10**9,) * 4, (1, 40, 2**14, 500), (128, 512, 3000, 10**9)])
 def test_how_facts_are_cut_into_batches_changes_nothing(
     family: str, metric: Any, sizes: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
@@ -198,6 +197,9 @@ def test_averages_by_role_are_computed_by_hand() -> None:
     ]
     np.testing.assert_allclose(found.effects, expected)
     assert (found.clean, found.corrupted) == pytest.approx(((3 * 0.9 + 0.7) / 4, (3 * 0.1 + 0.5) / 4))
+    two = TraceSet((SHORT, ENDING))
+    assert two.total == pytest.approx((0.4 + 0.8) / 2)
+    np.testing.assert_allclose(two.at_subject, [(3 + 1) / 2, (5 + 0) / 2])
     assert found.total.mean == pytest.approx((0.8 + 0.6 + 0.4 + 0.8) / 4) and found.layer == 0
     assert aggregate(TraceSet((SHORT, SHORT))).roles == ("last subject", "last token"), "one token is the last one"
     assert aggregate(TraceSet((ENDING,))).roles == ("first subject", "last subject"), "nothing follows the subject"

@@ -30,9 +30,12 @@ def draw(name: str, scale: float = 2.0, samples: int = 1000, seed: int = 0) -> T
 # Noise --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("rows", [1, 10, 96, 97])
-def test_sigma_does_not_depend_on_how_the_vocabulary_is_cut(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    editable = zoo.build("gpt2")
+@pytest.mark.parametrize("family", ["gpt2", "gemma3", "gemma2"])
+@pytest.mark.parametrize("rows", [1, 10, 97])
+def test_sigma_is_that_of_all_entries_of_the_embeddings_output_however_the_vocabulary_is_cut(
+    rows: int, family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    editable = zoo.build(family)
     with torch.no_grad():  # parts of unlike mean and size
         editable.embedding.weight[:7] += 5
         expected = float(editable.embedding(torch.arange(zoo.VOCAB)).double().std())
@@ -73,6 +76,8 @@ def test_noise_is_drawn_by_seed_and_once_for_all_restorations(name: str, monkeyp
     trace = locate(zoo.shared("gpt2"), FACT, corruption=f"{name}:2", samples=3, seed=5)
     assert calls == [(3, 2, zoo.WIDTH, 5)] and np.abs(trace.effects).max() > 1e-4
     assert trace.corruption == str(Corruption(name, 2)) and "2 σ" in trace.corruption  # type: ignore[arg-type]
+    if name == "gaussian":
+        assert trace.noise == pytest.approx(2 * noise_scale(zoo.shared("gpt2")))
 
 
 def test_the_clean_run_knows_nothing_of_the_corruption() -> None:
