@@ -55,6 +55,7 @@ def test_a_method_of_another_package_is_one_of_the_methods(site: Path) -> None:
     assert "called 'twice', its method 'memit'; the same name was expected" in broken["twice (plain-editing)"]
     with pytest.raises(EditError, match=r"'lost' is not known; known are .*identity; lost \(plain-editing\) could not"):
         methods.check_method("lost")
+    assert set(methods.METHODS) < set(method_names()), "those that cannot be loaded are refused when they are"
 
 
 def test_a_method_can_be_added_to_this_process_and_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,7 +74,3 @@ def test_a_method_can_be_added_to_this_process_and_replaced(monkeypatch: pytest.
 def test_the_names_known_before_torch_are_those_of_the_methods() -> None:
     assert [name for name in methods.METHODS if methods.METHODS[name].package == "ffedit"] == list(OWN)
     assert method_names() == list(methods.METHODS)
-
-
-def test_a_name_of_another_package_is_known_before_it_is_loaded(site: Path) -> None:
-    assert set(methods.METHODS) < set(method_names()), "those that cannot be loaded are refused when they are"

@@ -98,6 +98,10 @@ def test_all_keys_get_their_values_where_the_sum_misses_them(family: str) -> Non
     assert min(missed(editable, parts, summed(parts))) > 1e-2, "crosstalk"
     assert max(missed(editable, parts, both)) < 1e-8
     assert both.facts == (FACT, SECOND, THIRD) and both.rank == 3
+    about, names = both.provenance, [part.fingerprint() for part in parts]
+    assert [one["from"] for one in about["solved"]] == [names[0], names[1], names[1]]
+    assert [one["subject"] for one in about["solved"]] == [fact.subject for fact in (FACT, SECOND, THIRD)]
+    assert (about["method"], about["base"]) == ("emmet", parts[0].base)
     for name in ("keys", "values"):
         joined = torch.cat([getattr(part, name)[AT] for part in parts], 1)
         assert torch.equal(getattr(both, name)[AT], joined)
@@ -170,16 +174,6 @@ def test_keys_are_read_again_in_the_texts_that_the_edits_were_worded_in() -> Non
     torch.testing.assert_close(found.keys[AT], expected.keys[AT], rtol=1e-9, atol=1e-12)
 
 
-def test_the_provenance_says_where_each_value_came_from() -> None:
-    editable = zoo.trained("gpt2", True)
-    parts = [write(editable, [FACT]), write(editable, [SECOND, THIRD])]
-    about = combine(editable, parts, "memit", stats=stats(editable), config=CONFIG).provenance
-    names = [part.fingerprint() for part in parts]
-    assert [one["from"] for one in about["solved"]] == [names[0], names[1], names[1]]
-    assert [one["subject"] for one in about["solved"]] == [fact.subject for fact in (FACT, SECOND, THIRD)]
-    assert (about["method"], about["base"]) == ("memit", parts[0].base)
-
-
 def test_what_cannot_be_combined_is_refused_in_one_line() -> None:
     editable = zoo.trained("gpt2", True)
     first, moments = write(editable, [FACT]), stats(editable)
@@ -197,6 +191,7 @@ def test_what_cannot_be_combined_is_refused_in_one_line() -> None:
         ([first, tuned], "emmet", "'Marie Curie' has no key"),
         ([first, other], "emmet", "made for"),
         ([first, write(editable, [SECOND])], "rome", "rome writes one subject after another"),
+        ([above, write(editable, [SECOND])], "emmet", "no statistics of layer 0"),
         ([first], "ft", "use one of rome, emmet, memit, alphaedit"),
         ([], "emmet", "no facts"),
     ]
@@ -214,13 +209,6 @@ def test_the_token_of_a_combination_is_that_of_its_edits() -> None:
     both = combine(editable, parts, "emmet", stats=stats(editable), config=CONFIG)
     assert both.provenance["config"]["key"]["fact_token"] == "last"
     assert take_apart(editable, both).token == "last"
-
-
-def test_statistics_of_every_layer_are_needed() -> None:
-    editable = zoo.trained("gpt2", True)
-    parts: list[Any] = [write(editable, [FACT], layer=0), write(editable, [SECOND], layer=1)]
-    with pytest.raises(EditError, match="no statistics of layer 0"):
-        combine(editable, parts, "emmet", stats=stats(editable, 1), config=CONFIG)
 
 
 def test_as_much_text_is_read_as_for_an_edit_where_no_names_count(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from math import exp
-
 import pytest
 import torch
 import zoo
 from torch import Tensor
-from writing import CORPUS, FACT, SECOND, STRONG, collect_moments, families, write
+from writing import CORPUS, FACT, SECOND, collect_moments, families, write
 
 from ffedit import Fact
 from ffedit.algebra.low_rank import LowRank
 from ffedit.algebra.updates import equality
-from ffedit.evaluator.responses import ask
 from ffedit.model.editable import Editable
 from ffedit.model.hooks import capture
 from ffedit.model.tokenization import encode
@@ -29,11 +26,6 @@ def at_subject(editable: Editable, layer: int, fact: Fact = FACT) -> tuple[Tenso
         editable.model(input_ids=torch.tensor([found.ids]))
     position = found.subject_last
     return keys[0].reshape(-1, keys[0].shape[-1])[position], values[0].reshape(-1, zoo.WIDTH)[position]
-
-
-def probability(editable: Editable, answer: str, fact: Fact = FACT) -> float:
-    text = encode(editable.tokenizer, fact.text, answer)
-    return exp(sum(ask(editable, [text])[text].log_probs))
 
 
 # What is stored -----------------------------------------------------------------------------------
@@ -68,23 +60,6 @@ def test_one_and_the_same_key_stands_in_numerator_and_denominator(family: str, b
 
 
 @families
-def test_every_other_key_moves_by_its_share_of_the_residual(family: str, bos: bool) -> None:
-    """In the real forward pass the output moves by δ · (k_j · u), whatever the prompt."""
-    editable = zoo.trained(family, bos)
-    memory, edit = editable.memories[1], write(editable, context_weight=0.0, keep_beginning=False)
-    delta, k = edit.updates[memory.address], edit.keys[memory.address][:, 0]
-    u = torch.linalg.solve(collect_moments(editable, memory, CORPUS).C, k)
-    residual = edit.values[memory.address][:, 0] - memory.value.double() @ k
-    for fact in (FACT, SECOND, Fact("Eiffel tower", "the old {} is", "Rome")):
-        key, before = at_subject(editable, 1, fact)
-        with edit.applied(editable):
-            _, after = at_subject(editable, 1, fact)
-        share = float(key.double() @ u / (k @ u))
-        torch.testing.assert_close((after - before).double(), residual * share, rtol=1e-3, atol=1e-4)
-        torch.testing.assert_close(delta @ key.double(), residual * share, rtol=1e-9, atol=1e-9)
-
-
-@families
 def test_the_key_is_the_mean_over_the_contexts_named_in_the_provenance(family: str, bos: bool) -> None:
     editable = zoo.trained(family, bos)
     memory, edit = editable.memories[1], write(editable, contexts=3)
@@ -98,27 +73,6 @@ def test_the_key_is_the_mean_over_the_contexts_named_in_the_provenance(family: s
     torch.testing.assert_close(keys.mean(0), edit.keys[memory.address][:, 0], rtol=1e-3, atol=1e-5)
     bias = 0 if memory.bias is None else memory.bias.double()
     torch.testing.assert_close(outputs.mean(0) - bias, edit.values[memory.address][:, 0], rtol=1e-3, atol=1e-3)
-
-
-@families
-def test_the_target_is_unlikely_before_and_likely_after(family: str, bos: bool) -> None:
-    editable = zoo.trained(family, bos)
-    assert probability(editable, "Rome") < 0.05 and probability(editable, "Paris") > 0.5
-    after = []
-    for layer in (0, 1):
-        with write(editable, layer=layer, **STRONG).applied(editable):
-            after.append(probability(editable, "Rome"))
-    assert max(after) > 0.3
-    assert probability(editable, "Rome") < 0.05
-
-
-def test_a_model_that_cannot_be_resumed_is_edited_all_the_same() -> None:
-    editable = zoo.trained("llama", True)
-    fast = write(editable, layer=0)
-    editable.resumable = False
-    slow = write(editable, layer=0)
-    address = editable.memories[0].address
-    torch.testing.assert_close(slow.values[address], fast.values[address], rtol=1e-2, atol=1e-3)
 
 
 # Several facts ------------------------------------------------------------------------------------

@@ -64,19 +64,19 @@ def test_cached_eigenvectors_are_those_of_c_and_of_no_other(computed: list[int])
     assert len(computed) == 2
 
 
-@pytest.mark.parametrize("how", ["cut", "flipped", "of another", "another size", "no tensors"])
+@pytest.mark.parametrize("how", ["flipped", "of another", "no tensors"])
 def test_a_damaged_file_is_not_used(how: str, computed: list[int]) -> None:
     C = symmetric()
     expected = cached_eigh(C, CPU)
     (path,) = entries()
     content = bytearray(path.read_bytes())
-    if how in ("of another", "another size"):
-        cached_eigh(symmetric(24 if how == "of another" else 7, seed=1), CPU)
+    if how == "of another":
+        cached_eigh(symmetric(seed=1), CPU)
         content = bytearray(next(entry for entry in entries() if entry != path).read_bytes())
     elif how == "flipped":
         content[-1001] ^= 0x40  # the highest byte of a number
     else:
-        content = content[:100] if how == "cut" else bytearray((2).to_bytes(8, "little") + b"{}")
+        content = bytearray((2).to_bytes(8, "little") + b"{}")
     path.write_bytes(content)
     before = len(computed)
     for _ in range(2):

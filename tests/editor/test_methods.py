@@ -63,12 +63,6 @@ def test_alphaedit_may_give_up_nothing_to_the_size_of_its_change(family: str) ->
     assert float((dense[1] - dense[2]).norm()) < 0.01 * sizes[2] < float((dense[0] - dense[2]).norm())
 
 
-def test_rome_gives_the_last_subject_its_value_and_emmet_all_of_them() -> None:
-    editable = zoo.trained("gpt2", True)
-    rome, emmet = (missed(editable, write(editable, FACTS, name, **BARE), quick(**BARE)) for name in EXACT)
-    assert float(emmet.max()) < 1e-4 and float(rome[-1]) < 1e-4 < 100 * 1e-4 < float(rome[:-1].max())
-
-
 @pytest.mark.parametrize("method", SOLVING)
 def test_the_rank_is_that_of_the_subjects(method: str) -> None:
     editable = zoo.trained("llama", True)
@@ -113,7 +107,7 @@ def test_keys_that_no_exact_value_can_be_given_are_refused_before_values_are_cho
 # No trace -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", ["rome", "memit", "ft"])
 def test_the_model_is_as_before_also_when_interrupted_or_failing(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     editable = zoo.trained("gpt2", True)
     layers, before, calls = [0, 1] if METHODS[method].layers else [1], zoo.snapshot(editable), []
@@ -138,17 +132,6 @@ def test_the_model_is_as_before_also_when_interrupted_or_failing(method: str, mo
         with pytest.raises(type(error)):
             run(at, error)
         assert clean(editable, before), at
-
-
-@pytest.mark.parametrize("method", ["emmet", "memit"])
-def test_statistics_that_are_no_second_moment_are_refused_in_words(method: str) -> None:
-    editable = zoo.trained("gpt2", True)
-    before = zoo.snapshot(editable)
-    stats = collect(editable, [editable.memories[layer] for layer in (0, 1)], CORPUS)
-    broken = dataclasses.replace(stats[Address(1)], sum=-stats[Address(1)].sum)
-    with pytest.raises(EditError, match="positive definite"):
-        write_facts(editable, FACTS, method, [0, 1], quick(), {**stats, Address(1): broken})
-    assert clean(editable, before)
 
 
 @pytest.mark.parametrize("method", ["rome", "ft"])

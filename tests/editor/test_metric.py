@@ -26,6 +26,17 @@ def editable(monkeypatch: pytest.MonkeyPatch) -> Editable:
     return zoo.trained("gpt2", True)
 
 
+@pytest.fixture
+def kept_factors(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
+    """Let keys of the tiny models count as long; the matrices that are factored."""
+    factored: list[Tensor] = []
+    factor = module.factor_
+    monkeypatch.setattr(module, "factor_", lambda C: (factored.append(C), factor(C))[1])
+    monkeypatch.setattr(module, "LONG", 1)
+    monkeypatch.setattr(module, "FEW", 1)
+    return factored
+
+
 def written(editable: Editable, fact: Fact, method: str, stats: Mapping[Address, KeyMoments], **key: Any) -> Tensor:
     """Return what an edit adds, [d_model, d_ff]."""
     ((_, delta),) = write_facts(editable, [fact], method, [1], quick(context_weight=3.0, **key), stats).updates.items()
@@ -34,15 +45,11 @@ def written(editable: Editable, fact: Fact, method: str, stats: Mapping[Address,
 
 @pytest.mark.parametrize("method", ["rome", "emmet", "memit"])
 def test_an_edit_by_a_kept_factor_is_the_edit_and_nothing_is_factored_anew(
-    editable: Editable, method: str, monkeypatch: pytest.MonkeyPatch
+    editable: Editable, method: str, request: pytest.FixtureRequest
 ) -> None:
     stats = ffedit.collect_stats(editable, [1])
     dense = [written(editable, fact, method, stats, names_weight=3.0) for fact in (FACT, OTHER)]
-    factored: list[Tensor] = []
-    kept = module.factor_
-    monkeypatch.setattr(module, "factor_", lambda C: (factored.append(C), kept(C))[1])
-    monkeypatch.setattr(module, "LONG", 1)
-    monkeypatch.setattr(module, "FEW", 1)
+    factored = request.getfixturevalue("kept_factors")
     for fact, expected in zip((FACT, OTHER), dense, strict=True):  # the second is about one of the names
         corrected = written(editable, fact, method, stats, names_weight=3.0)
         torch.testing.assert_close(corrected, expected, rtol=1e-7, atol=1e-7 * float(expected.abs().max()))
@@ -51,7 +58,7 @@ def test_an_edit_by_a_kept_factor_is_the_edit_and_nothing_is_factored_anew(
     assert len(factored) == 2 and not torch.allclose(other, dense[0], rtol=1e-3), "another weight, another metric"
 
 
-def test_a_method_without_a_metric_factors_none(editable: Editable, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_method_without_a_metric_factors_none(editable: Editable, request: pytest.FixtureRequest) -> None:
     stats = ffedit.collect_stats(editable, [1])
 
     def division() -> list[float]:
@@ -60,31 +67,24 @@ def test_a_method_without_a_metric_factors_none(editable: Editable, monkeypatch:
         return found
 
     expected = division()
-    monkeypatch.setattr(module, "LONG", 1)
-    monkeypatch.setattr(module, "FEW", 1)
-    assert division() == expected
+    factored = request.getfixturevalue("kept_factors")
+    assert division() == expected and not factored
     assert not stats[Address(1)].factors and not [path for path in cache.entries() if path.parent.name == "factors"]
 
 
 def test_a_later_run_takes_the_factor_from_the_cache_with_the_same_bits(
-    editable: Editable, monkeypatch: pytest.MonkeyPatch
+    editable: Editable, kept_factors: list[Tensor]
 ) -> None:
-    monkeypatch.setattr(module, "LONG", 1)
-    monkeypatch.setattr(module, "FEW", 1)
-    factored: list[Tensor] = []
-    kept = module.factor_
-    monkeypatch.setattr(module, "factor_", lambda C: (factored.append(C), kept(C))[1])
-
     def run(**key: Any) -> Tensor:
         return written(editable, FACT, "memit", ffedit.collect_stats(editable, [1]), **key)
 
     first = run(names_weight=3.0)
-    assert torch.equal(run(names_weight=3.0), first) and len(factored) == 1
+    assert torch.equal(run(names_weight=3.0), first) and len(kept_factors) == 1
     (file,) = [path for path in cache.entries() if path.parent.name == "factors"]
     file.write_bytes(file.read_bytes()[:-8])
-    assert torch.equal(run(names_weight=3.0), first) and len(factored) == 2, "a damaged one is computed anew"
+    assert torch.equal(run(names_weight=3.0), first) and len(kept_factors) == 2, "a damaged one is computed anew"
     run(names_weight=1.0)
-    assert len(factored) == 3 and len([p for p in cache.entries() if p.parent.name == "factors"]) == 2
+    assert len(kept_factors) == 3 and len([p for p in cache.entries() if p.parent.name == "factors"]) == 2
 
 
 def test_a_factor_is_not_saved_with_the_moments(

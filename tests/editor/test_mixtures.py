@@ -16,20 +16,17 @@ import ffedit
 from ffedit import Fact
 from ffedit.algebra import updates
 from ffedit.algebra.linalg import Blocks
-from ffedit.editor.key import build_prompts, read_keys
+from ffedit.editor.key import build_prompts
 from ffedit.editor.statistics import collect
 from ffedit.editor.target_layers import check_routes, find_ff_layers
 from ffedit.editor.write import write
 from ffedit.errors import EditError
-from ffedit.exporter.adapter import WEIGHTS, read_factors, write_adapter
-from ffedit.facts.fact import by_subject
-from ffedit.files.tensor_ranges import read_header
 from ffedit.inference import routing
 from ffedit.inference.corpus import Corpus
 from ffedit.inference.replay import run_to
 from ffedit.model.editable import Editable
 from ffedit.model.hooks import capture
-from ffedit.model.memory import Address, identity
+from ffedit.model.memory import Address
 from ffedit.model.tokenization import pad
 
 pytestmark = pytest.mark.usefixtures("warm_cache")
@@ -39,7 +36,6 @@ SECOND = Fact("Leo Tolstoy", "{} stands in", "France", "Germany")
 BARE = quick(contexts=0, kl_weight=0.0, steps=4, context_weight=0.0)
 TEXT = Corpus(tokens=1024)
 FAMILIES = list(zoo.MIXTURES)
-METHODS = ("rome", "emmet", "memit", "alphaedit")
 
 
 def edited(editable: Editable, method: str = "rome", facts: tuple[Fact, ...] = (FACT,), **numbers: Any) -> ffedit.Edit:
@@ -55,8 +51,13 @@ def output(editable: Editable, layer: int, fact: Fact) -> Tensor:
     return gave[0].reshape(len(text.ids), -1)[text.subject_last].double()
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    ("family", "method"),
+    [
+        *((family, "emmet") for family in FAMILIES),
+        *(("qwen2_moe", method) for method in ("rome", "memit", "alphaedit")),
+    ],
+)
 def test_the_real_forward_pass_gives_the_asked_value(family: str, method: str) -> None:
     """(W + Δ) k* = v* over all experts together, with the router's weights, as the model itself computes it."""
     editable = zoo.build(family)
@@ -87,25 +88,6 @@ def test_an_edit_is_written_to_the_experts_that_the_router_chose(family: str) ->
     about = edit.provenance["routing"][str(layer)]
     assert about["written"] == [*chosen, *shared] and about["covered"] == pytest.approx(1) and about["moved"] == 0
     assert [int(e) for e in about["experts"]] == chosen and all(e["share"] == 1 for e in about["experts"].values())
-
-
-def test_keys_carry_the_routers_weight() -> None:
-    """k_e = g_e m_e: with half the weight on an expert, half the key."""
-    editable = zoo.build("mixtral")
-    (place,) = find_ff_layers(editable, [1], build_prompts(editable, by_subject([FACT]), BARE))
-    (prompt_set,) = build_prompts(editable, [[FACT]], BARE)
-    k = read_keys(editable, place, [prompt_set]).K[:, 0]
-    text = prompt_set.prompts[0]
-    weights = routing.routes(editable, [text], [1])[1].weights[0]
-    block = editable.feed_forward[1].mixture
-    assert block is not None
-    with capture({0: block.block}, inputs=True) as x:
-        run_to(editable, pad([text.ids[: text.subject_last + 1]]), 1)  # as far as a key is read, to the same rounding
-    for memory, key in zip(place.memories, k.split(place.sizes), strict=True):
-        expert = memory.address.expert
-        assert expert is not None
-        m = block.experts.coefficients(expert, x[0][0, text.subject_last])
-        torch.testing.assert_close(key, (weights[expert] * m).double(), rtol=1e-5, atol=1e-6)
 
 
 def test_routes_are_those_of_the_router_in_any_company() -> None:
@@ -211,26 +193,6 @@ def test_a_checkpoint_with_edited_experts_is_streamed_reopened_and_undone(family
     assert zoo.unchanged(again, zoo.snapshot(editable)), "the originals came along"
     ffedit.undo(tmp_path / "out", tmp_path / "back")
     assert zoo.unchanged(ffedit.load(str(tmp_path / "back")), zoo.snapshot(editable))
-
-
-@pytest.mark.parametrize("family", ["mixtral", "gpt_oss", "llama4"])
-def test_an_adapter_holds_each_expert_and_zeros_for_the_others(family: str, tmp_path: Path) -> None:
-    """In one orientation, in the other, and in the other where the module does not say so."""
-    editable = zoo.build(family)
-    edit = edited(editable, facts=(FACT,))
-    write_adapter(tmp_path, "base", edit)
-    stored, zeros = read_header(tmp_path / WEIGHTS), 0
-    for memory in editable.memories.values():
-        if memory.slot is None or memory.address.layer not in edit.layers:
-            continue
-        left, right = read_factors(stored, identity(memory))
-        if memory.address in edit.updates:
-            wanted = edit.updates[memory.address].dense
-            torch.testing.assert_close(left @ right, wanted, rtol=1e-5, atol=1e-6 * float(wanted.abs().max()))
-        else:
-            assert not left.any() and not right.any()
-            zeros += 1
-    assert zeros
 
 
 # Block-diagonal C ---------------------------------------------------------------------------------

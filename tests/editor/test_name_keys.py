@@ -81,29 +81,19 @@ def test_other_names_receive_less_and_the_subject_as_much(editable: Editable, me
     assert subject[1] == pytest.approx(subject[0], rel=0.02) and subject[2] == pytest.approx(subject[0], rel=0.2)
 
 
-def test_names_do_not_count_where_the_method_does_not_take_them(editable: Editable) -> None:
-    edit = write(editable, method="alphaedit", names_weight=1.0)
-    assert "names" not in edit.provenance
-    assert edit.provenance["config"]["key"]["names_weight"] == 0.0
-
-
-def test_every_third_name_counts_for_one_subject_and_all_for_several(
+def test_every_third_name_counts_for_one_subject_all_for_several_and_none_where_the_method_takes_none(
     editable: Editable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "THIRD", 3)
-    other = Fact("Berlin", "{} is in", target="Spain", previous="Italy")
-    thirds, all_names = ({"count": 3, "left_out": []}, {"count": 7, "left_out": []})
-    assert write(editable, FACT, names_weight=1.0).provenance["names"]["1"] == thirds
+    other = Fact("Rome", "{} is in", target="Spain", previous="Italy")
+    edit = write(editable, FACT, names_weight=1.0)
+    assert edit.provenance["names"]["1"] == {"count": 3, "left_out": []}
     edit = write_facts(editable, [FACT, other], "memit", [1], quick(names_weight=1.0), Corpus(tokens=600))
-    assert edit.provenance["names"]["1"] == all_names
+    assert edit.provenance["names"]["1"] == {"count": 6, "left_out": ["Rome"]}
+    edit = write(editable, method="alphaedit", names_weight=1.0)
+    assert "names" not in edit.provenance and edit.provenance["config"]["key"]["names_weight"] == 0.0
     known = name_keys(editable, editable.feed_forward[1])
     assert known.names == list(FEW), "one set of names is not taken for another"
-
-
-def test_a_subject_among_the_names_is_none_of_the_others(editable: Editable) -> None:
-    fact = Fact("Rome", "{} is in", target="Spain", previous="Italy")
-    edit = write(editable, fact, names_weight=3.0)
-    assert edit.provenance["names"]["1"] == {"count": len(FEW) - 1, "left_out": ["Rome"]}
 
 
 def test_keys_are_kept_and_read_again_with_the_same_bits(editable: Editable, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -60,13 +60,6 @@ def test_a_norm_behind_the_layer_is_found_and_its_gain_counts(family: str) -> No
     torch.testing.assert_close((way(outputs + delta) - way(outputs))[:, 0], moved, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize(("family", "factor"), [("llama", 1.0), ("falcon", 1.0), ("gpt2", 1.0), ("granite", 0.5)])
-def test_an_output_that_is_added_is_added_with_its_factor(family: str, factor: float) -> None:
-    _, _, keys, outputs, way = found(family)
-    assert way.known and way.norm is None and way.factor == pytest.approx(factor)
-    assert float(way.units(outputs, keys.streams)) == pytest.approx(float(keys.streams.norm()) / factor)
-
-
 @pytest.mark.parametrize("family", [*NORMED, "granite", "llama"])
 def test_one_unit_of_delta_moves_the_stream_about_as_far_as_it_can(family: str) -> None:
     """Measured by the stream's length, δ behind a norm would be as long as it likes: only its direction counts."""

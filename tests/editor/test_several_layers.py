@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -12,12 +13,17 @@ from storing import BARE, BATCH, FACTS, clean, write
 from torch import Tensor
 from writing import quick
 
-from ffedit import EditError
+from ffedit import Edit, EditError
 from ffedit.editor.key import build_prompts, read_keys
 from ffedit.editor.output_map import find_output_map
 from ffedit.editor.value import choose_values
 from ffedit.facts.fact import by_subject
 from ffedit.model.memory import Address
+
+
+def only(edit: Edit, layers: Sequence[int]) -> Edit:
+    """The part of an edit that changes `layers`."""
+    return dataclasses.replace(edit, updates={Address(i): edit.updates[Address(i)] for i in layers}, keys={}, values={})
 
 
 @pytest.mark.parametrize("method", BATCH)
@@ -43,26 +49,18 @@ def test_layers_share_the_work(family: str, gain: float, method: str) -> None:
     torch.testing.assert_close(asked, deltas / 2, rtol=1e-4, atol=1e-6, msg="an equal part to each layer")
     left = []
     for layers in ([0], [0, 1]):
-        some = dataclasses.replace(
-            edit, updates={Address(i): edit.updates[Address(i)] for i in layers}, keys={}, values={}
-        )
-        with some.applied(editable):
+        with only(edit, layers).applied(editable):
             left.append(float((before + gain * deltas - streams()).norm() / (gain * deltas).norm()))
     assert left[1] < 0.5 * left[0] and left[0] > 0.1
     if method == "emmet":
         assert left[1] < 1e-3
 
 
-def test_one_layer_of_several_is_that_layer_alone() -> None:
+def test_keys_are_read_with_the_layers_below_changed() -> None:
     editable = zoo.trained("gpt2", True)
-    both = write(editable, FACTS, "emmet", [0, 1])
-    place = editable.feed_forward[1]
-    half = write(editable, FACTS, "emmet", [0])
-    assert both.fingerprint() != half.fingerprint()
-    # The layer below is left changed when the keys above it are read.
-    lower = dataclasses.replace(both, updates={Address(0): both.updates[Address(0)]}, keys={}, values={})
+    both, place = write(editable, FACTS, "emmet", [0, 1]), editable.feed_forward[1]
     prompt_sets = build_prompts(editable, by_subject(FACTS), quick())
-    with lower.applied(editable):
+    with only(both, [0]).applied(editable):
         changed = read_keys(editable, place, prompt_sets).K
     torch.testing.assert_close(both.keys[Address(1)], changed)
     unchanged = read_keys(editable, place, prompt_sets).K
@@ -81,10 +79,7 @@ def test_layers_whose_output_is_normalised_share_what_it_moves_behind_the_norm(f
     wanted = way(v) - way(v - delta)
     edit, left = write(editable, FACTS, "emmet", [0, 1], **BARE), []
     for layers in ([0], [0, 1]):
-        some = dataclasses.replace(
-            edit, updates={Address(i): edit.updates[Address(i)] for i in layers}, keys={}, values={}
-        )
-        with some.applied(editable):
+        with only(edit, layers).applied(editable):
             moved = read_keys(editable, ff, prompt_sets).streams - keys.streams
         left.append(float((wanted - moved).norm() / wanted.norm()))
     assert way.norm is not None and left[0] > 0.2 and left[1] < 0.15

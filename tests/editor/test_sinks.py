@@ -51,11 +51,6 @@ def test_what_begins_every_text_keeps_its_value(start: str | None, method: str) 
     assert held.provenance["config"]["key"]["keep_beginning"], "so that it can be repeated"
 
 
-def test_fine_tuning_keeps_no_key_and_says_so() -> None:
-    edit = write(zoo.shared("gpt2"), method="ft", ft_steps=1)
-    assert edit.provenance["config"]["key"]["keep_beginning"] is False
-
-
 @pytest.fixture
 def llama() -> Editable:
     """A model whose tokenizer puts nothing in front."""
@@ -65,8 +60,10 @@ def llama() -> Editable:
 FACT = ffedit.Fact("Paris", "{} is located in", "Rome", "London")
 
 
-def at_first(editable: Editable, sinks: bool, monkeypatch: pytest.MonkeyPatch) -> int:
-    """How many texts are read behind the subject when the key at position 0 is another, or the same."""
+@pytest.mark.parametrize("sinks", [True, False])
+def test_the_key_at_the_first_token_is_read_behind_it_if_it_is_unlike_the_others(
+    sinks: bool, llama: Editable, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ordinary, sink = torch.eye(2).repeat_interleave(4, 1)
 
     def run(editable: Editable, place: FeedForward, texts: Sequence[Encoded]) -> tuple[Tensor, Tensor]:
@@ -74,24 +71,15 @@ def at_first(editable: Editable, sinks: bool, monkeypatch: pytest.MonkeyPatch) -
         return torch.stack(found), torch.ones(len(texts), 3)
 
     monkeypatch.setattr(key, "read_at", run)
-    (prompt_set,) = build_prompts(editable, [[FACT]], quick())
-    if prompt_set.prompts[0].subject_last != 0:
-        pytest.skip("the tiny tokenizer puts a token in front or splits the name")
-    (kept,) = key.without_sinks(editable, editable.feed_forward[1], [prompt_set])
+    (prompt_set,) = build_prompts(llama, [[FACT]], quick())
+    assert prompt_set.prompts[0].subject_last == 0
+    (kept,) = key.without_sinks(llama, llama.feed_forward[1], [prompt_set])
+    assert (kept.behind > 0) == sinks
     assert len(kept.prompts) == len(kept.fact_of)
     assert len(kept.prompts) + len(kept.essence) + kept.sinks == len(prompt_set.prompts) + len(prompt_set.essence)
     assert all(text.subject_last > 0 for text in (*kept.prompts, *kept.essence)) or not sinks
     assert [text.site for text in kept.prompts[: kept.behind]] == [1] * kept.behind
     assert kept.prompts[0].ids == prompt_set.prompts[0].ids
-    return kept.behind
-
-
-def test_a_sinks_key_is_read_behind_it(llama: Editable, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert at_first(llama, True, monkeypatch) > 0
-
-
-def test_a_first_key_that_is_like_the_others_is_read_there(llama: Editable, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert at_first(llama, False, monkeypatch) == 0
 
 
 @pytest.mark.parametrize(("start", "behind"), [("<s>", 1), ("<s> </s>", 2)])

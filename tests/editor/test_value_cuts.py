@@ -107,9 +107,10 @@ def test_an_overflow_is_said_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_choice_that_was_killed_goes_on_with_the_same_bits(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     editable, unfinished = zoo.trained("gpt2", True), tmp_path / "values.safetensors"
+    few = with_numbers(FULL, steps=3)
     monkeypatch.setattr("ffedit.editor.value.ROOM", 1)  # every value in a group of its own
     monkeypatch.setattr("ffedit.editor.value.SAVED_EVERY", 0.0)
-    expected, begun = choose(editable, FOUR), []
+    expected, begun = choose(editable, FOUR, few), []
 
     def objective(*words: Any) -> Objective:
         begun.append(words[2])
@@ -119,18 +120,18 @@ def test_a_choice_that_was_killed_goes_on_with_the_same_bits(monkeypatch: pytest
 
     monkeypatch.setattr("ffedit.editor.value.Objective", objective)
     with pytest.raises(KeyboardInterrupt):
-        choose(editable, FOUR, unfinished=unfinished)
-    values = choose(editable, FOUR, unfinished=unfinished)
+        choose(editable, FOUR, few, unfinished=unfinished)
+    values = choose(editable, FOUR, few, unfinished=unfinished)
     assert len(begun) == 3 + 2, "the first two were kept"
     for value, other in zip(values, expected, strict=True):
         assert torch.equal(value.v, other.v) and torch.equal(value.delta, other.delta)
         assert (value.losses, value.probabilities) == (other.losses, other.probabilities)
     unfinished.write_bytes(unfinished.read_bytes()[:-9])  # cut off: chosen anew
-    assert torch.equal(choose(editable, FOUR, unfinished=unfinished)[0].v, expected[0].v)
+    assert torch.equal(choose(editable, FOUR, few, unfinished=unfinished)[0].v, expected[0].v)
 
 
 def test_a_finished_edit_keeps_no_values_in_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ffedit.editor.value.ROOM", 1)
     monkeypatch.setattr("ffedit.editor.value.SAVED_EVERY", 0.0)
-    write(zoo.trained("gpt2", True), list(FOUR), "memit", [0], FULL, CORPUS)
+    write(zoo.trained("gpt2", True), list(FOUR[:2]), "memit", [0], with_numbers(FULL, steps=3), CORPUS)
     assert not list(cache.folder().glob("values/*.safetensors"))
