@@ -61,8 +61,3 @@ def test_a_repeated_question_is_paired_with_the_first_fact_that_asks_it() -> Non
     paris = changed(relation=None, target="Berlin")
     assert conflicts([by_relation, paris, FACT]) == [(paris, FACT)]
     assert same_question([]) == []
-
-
-def test_an_empty_list_of_facts_is_refused() -> None:
-    with pytest.raises(EditError, match="no facts to write"):
-        check_facts([])

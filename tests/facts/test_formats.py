@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from records import EIFFEL, message
+from records import EIFFEL, REWRITE, message
 
 from ffedit.facts.fact import Fact, Probe
 from ffedit.facts.formats import Shape, parse, parse_record
@@ -98,10 +98,6 @@ def test_an_answer_without_a_prompt_is_named(asked: dict[str, Any]) -> None:
     assert read.facts == (parse_record(FLAT),) and read.unread == ("keep.target",)
 
 
-def test_own_form_needs_no_target_for_tracing() -> None:
-    assert parse_record({"subject": "Rome", "prompt": "{} is in"}).target is None
-
-
 def nested(depth: int, kind: type) -> Any:
     """Return a text in so many lists or objects."""
     value: Any = "Rome"
@@ -121,7 +117,6 @@ def nested(depth: int, kind: type) -> Any:
         ),
         ({}, "unknown format: no field is recognised as a prompt; found the fields 'none'"),
         ({"requested_rewrite": "x"}, "unknown format: no field is recognised as a prompt"),
-        ({"requested_rewrite": {"prompt": "{}", "subject": "x"}}, "'{}' has no new object; give a target"),
         ({"requested_rewrite": {"prompt": "{}", "subject": "x", "target_new": {}}}, "'{}' has no new object"),
         ({**FLAT, "target_new": 5}, "target must be text, found 5 (int)"),
         ({**FLAT, "rephrase_prompt": 5}, "a prompt in paraphrases must be text, found 5 (int)"),
@@ -135,8 +130,19 @@ def nested(depth: int, kind: type) -> Any:
         ({**FLAT, "occurrence": "9" * 5_000}, "occurrence must be a whole number, found '999"),
         ({**FLAT, "prompt": 5}, "prompt must be text, found 5 (int)"),
         ({**ZSRE, "loc": 5}, "loc must be text"),
-        ({**ZSRE, "src": "What does it make?"}, "has neither {} nor the subject 'UniFirst'"),
         ({**ZSRE, "alt": None, "answers": 5}, "target must be text"),
+        ({"requested_rewrite": []}, "requested_rewrite is empty"),
+        ({"requested_rewrite": ["x"]}, "an item of requested_rewrite must be an object, found 'x'"),
+        ({"requested_rewrite": [REWRITE], "questions": ["x is"]}, "new_answer is missing"),
+        ({**FLAT, "portability": {"Reasoning": [{"prompt": 5, "ground_truth": "x"}]}}, "must be text, found 5 (int)"),
+        (
+            {**FLAT, "locality": {"n": {"prompt": ["a", "b"], "ground_truth": ["c", "d", "e"]}}},
+            "n has 2 prompts and 3 answers",
+        ),
+        (
+            {**FLAT, "locality_prompt": ["a", "b", "c"], "locality_ground_truth": ["x", "y"]},
+            "locality_prompt has 3 prompts and 2 answers to them; one for each was expected",
+        ),
     ],
 )
 def test_a_bad_record_is_one_clear_line(record: Any, expected: str) -> None:
@@ -165,10 +171,6 @@ def test_a_list_and_json_lines_read_the_same(tmp_path: Path, content: str, monke
     for stream in (io.StringIO(content), io.TextIOWrapper(io.BytesIO(content.encode()), encoding="latin-1")):
         monkeypatch.setattr("sys.stdin", stream)
         assert read_facts("-") == facts
-
-
-def test_one_object_is_one_fact(tmp_path: Path) -> None:
-    assert read_facts(str(write(tmp_path, EIFFEL))) == [Fact(**EIFFEL)]
 
 
 def test_standard_input_without_facts_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

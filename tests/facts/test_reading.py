@@ -14,7 +14,7 @@ from ffedit.cli.fact_options import fact_options
 from ffedit.cli.options import output_options
 from ffedit.cli.surface import Surface
 from ffedit.facts.fact import Fact
-from ffedit.facts.formats import Shape, parse
+from ffedit.facts.formats import parse
 from ffedit.facts.reading import read_facts, sift_facts
 
 # Formats ------------------------------------------------------------------------------------------
@@ -45,30 +45,6 @@ def test_what_a_fact_cannot_hold_is_noted(tmp_path: Path) -> None:
     parsed = parse({**FLAT, **probes})
     assert parsed.facts == (Fact(**MILL),)
     assert [note.split()[0] for note in parsed.notes] == ["Forgetfulness", "portability"]
-
-
-@pytest.mark.parametrize(
-    ("record", "expected"),
-    [
-        ({"requested_rewrite": []}, "requested_rewrite is empty"),
-        ({"requested_rewrite": ["x"]}, "an item of requested_rewrite must be an object, found 'x'"),
-        ({"requested_rewrite": [REWRITE], "questions": ["x is"]}, "new_answer is missing"),
-        ({"requested_rewrite": [{"prompt": "{} is", "subject": "x"}]}, "'{} is' has no new object"),
-        ({**FLAT, "portability": {"Reasoning": [{"prompt": 5, "ground_truth": "x"}]}}, "must be text, found 5 (int)"),
-        (
-            {**FLAT, "locality": {"n": {"prompt": ["a", "b"], "ground_truth": ["c", "d", "e"]}}},
-            "n has 2 prompts and 3 answers",
-        ),
-        (
-            {**FLAT, "locality_prompt": ["a", "b", "c"], "locality_ground_truth": ["x", "y"]},
-            "locality_prompt has 3 prompts and 2 answers to them; one for each was expected",
-        ),
-        ({**FLAT, "locality_prompt": "nq question: ", "target_new": "Bern"}, "target and previous are both 'Bern'"),
-        ({**SAMPLES["counterfact-tracing"][0], "subject": " "}, "subject is empty"),
-    ],
-)
-def test_a_bad_record_is_one_clear_line(record: Any, expected: str) -> None:
-    assert expected in message(parse, record, Shape(need_targets=True))
 
 
 # Sifting ------------------------------------------------------------------------------------------

@@ -116,7 +116,6 @@ def test_rows_that_do_not_fit_are_told_apart(tmp_path: Path) -> None:
         ("f.yaml", "- &a {x: 1}\n- *a\n", "f.yaml is not YAML (line 2): aliases are not read"),
         ("f.yaml", "- !!python/object:os.system x\n", "f.yaml is not YAML (line 1): could not determine a constructor"),
         ("f.yaml", "", "holds no facts"),
-        ("f.csv", "version https://git-lfs.github.com/spec/v1\nsize 9\n", "is a pointer of Git LFS and not the data"),
         (
             "f.parquet",
             "version https://git-lfs.github.com/spec/v1\nsize 9\n",
