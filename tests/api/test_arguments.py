@@ -19,6 +19,7 @@ from ffedit import Edit, Editable, EditConfig, EditError, FactError, ModelError,
 from ffedit.editor.config import KeyConfig
 from ffedit.editor.methods.finetune import BoundedFineTuneConfig, FineTuneConfig
 from ffedit.editor.methods.memit import MemitConfig
+from ffedit.errors import brief
 
 RECORD = {"subject": FACT.subject, "prompt": FACT.prompt, "target": "Rome", "previous": "Paris"}
 CORPUS = ffedit.Corpus(tokens=256)
@@ -209,3 +210,12 @@ def test_a_misspelled_name_of_the_module_is_answered_with_the_right_one() -> Non
         _ = ffedit.evalute
     with pytest.raises(AttributeError, match=r"no attribute 'foo'$"):
         _ = ffedit.foo
+
+
+def test_long_words_are_cut_and_not_left_out() -> None:
+    assert brief(ValueError("x" * 300)) == "x" * 198 + " …"
+    assert brief(ValueError("a\n b")) == "a b" and brief(ValueError()) == "ValueError"
+    with pytest.raises(EditError, match=r"found '/folder/x+ … \(str\) where a path"):
+        EditError.require("/folder/" + "x" * 100, Path, "a path was expected")
+    with pytest.raises(EditError, match=r"top is '5+ …; a whole"):
+        EditError.whole("top", "5" * 100, 1)
