@@ -164,7 +164,6 @@ WRONG: dict[tuple[type[Exception], str], list[Call]] = {
     (FactError, "seed is -1; a whole number of at least 0"): [lambda m, e: ffedit.locate(m, FACT, seed=-1)],
     (FactError, "where a corruption was expected"): [lambda m, e: ffedit.locate(m, FACT, corruption=None)],
     (EditError, "value.steps is '3'; a whole number was expected"): [lambda m, e: ValueConfig(steps="3")],
-    (EditError, "value.steps is 3.5; a whole number was expected"): [lambda m, e: ValueConfig(steps=3.5)],
     (EditError, "value.steps is True; a whole number was expected"): [lambda m, e: ValueConfig(steps=True)],
     (EditError, "value.target_loss is nan; 0 or more was expected"): [lambda m, e: ValueConfig(target_loss=math.nan)],
     (EditError, "prompts.essence_prompts is '{} is a'; a list was expected"): [

@@ -182,7 +182,6 @@ def test_standard_input_without_facts_is_named(monkeypatch: pytest.MonkeyPatch) 
     ("content", "expected"),
     [
         (b"", "holds no facts; expected a JSON object, a list, or JSON lines"),
-        (b" \n", "holds no facts"),
         (b"[]", "holds no facts"),
         (b"Rome", "is not JSON (line 1, column 1): Expecting value"),
         (b'{"subject": "Rome",\n "prompt": }', "is not JSON (line 2, column 12): Expecting value"),

@@ -84,7 +84,6 @@ def test_names_and_texts_to_protect_are_lines_or_a_list(tmp_path: Path, content:
     [
         (None, "cannot be read"),
         (b"", "holds nothing to protect; expected names and texts, one a line or as a JSON list"),
-        (b" \n\n", "holds nothing to protect"),
         (b"[]", "holds nothing to protect"),
         (b'["Big Ben"', "cannot be read"),
         (b'[{"name": "Big Ben"}]', "a name or text in .* must be text"),

@@ -20,6 +20,7 @@ from ffedit.evaluator import FactScores, Report, Scores
 from ffedit.model.editable import Editable
 from ffedit.model.memory import Address
 from ffedit.safety.guardrails import Breach, Limits, breaches
+from ffedit.safety.require import parse_requirements, unmet
 
 pytestmark = pytest.mark.usefixtures("warm_cache")
 
@@ -215,6 +216,27 @@ def test_the_numbers_of_a_real_report_are_used() -> None:
     found = {breach.limit: breach.value for breach in breaches(editable, edit, measured)}
     assert found["drift"] == measured.after.drift > 0.1
     assert found["perplexity"] == pytest.approx(measured.after.perplexity / (measured.before.perplexity or 0.0))
+
+
+# --require ----------------------------------------------------------------------------------------
+
+# Means of rounded numbers.
+RATES = {"efficacy": 0.7999999999999999, "specificity": 0.9499996, "paraphrase": 0.8000000000000002}
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("efficacy>=0.8,paraphrase<=0.8", ""),
+        ("efficacy<0.8", "efficacy<0.8 is not met: it is 0.8"),
+        ("paraphrase>0.8", "paraphrase>0.8 is not met: it is 0.8"),
+        ("specificity>=0.95", "specificity>=0.95 is not met: it is 0.9499996"),
+        ("locality>0", "locality>0 cannot be measured: no prompts for it are given, or all are left out; no edit was"),
+    ],
+)
+def test_scores_are_compared_up_to_rounding(text: str, told: str) -> None:
+    error = unmet(parse_requirements(text), Scores(**RATES))
+    assert (error is None) == (not told) and told in str(error or "")
 
 
 # The command --------------------------------------------------------------------------------------
