@@ -71,7 +71,7 @@ def test_draws_that_all_agree_are_no_interval() -> None:
     assert any(row.split()[-3:] == ["0.52", "0", "1"] for row in rows)
 
 
-@pytest.mark.parametrize("layers", [1, 6, 12, 48, 126])
+@pytest.mark.parametrize("layers", [1, 6, 126])
 @pytest.mark.parametrize("width", [80, 120])
 def test_any_depth_keeps_its_figures(layers: int, width: int) -> None:
     low = np.full((len(ROLES), layers), -12.34)

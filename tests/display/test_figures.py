@@ -62,18 +62,11 @@ def titles(axes: Any) -> list[str]:
 
 
 @pytest.mark.parametrize(("name", "magic"), [("a.png", b"\x89PNG\r\n"), ("a.SVG", b"<?xml"), ("a.pdf", b"%PDF")])
-def test_a_figure_is_written_and_nothing_else(tmp_path: Path, name: str, magic: bytes) -> None:
-    assert save_plot([trace()], tmp_path / name) == tmp_path / name
-    assert (tmp_path / name).read_bytes().startswith(magic)
-    assert [path.name for path in tmp_path.iterdir()] == [name]
-
-
-def test_the_same_numbers_give_the_same_file(tmp_path: Path) -> None:
-    for suffix in ("svg", "pdf", "png"):
-        first, second = (save_plot([trace(), trace()], tmp_path / f"{i}.{suffix}").read_bytes() for i in range(2))
-        assert first == second, suffix
-        first, second = (save_aggregate([averages()], tmp_path / f"{i}.{suffix}").read_bytes() for i in range(2))
-        assert first == second, suffix
+def test_the_same_numbers_give_the_same_file_and_nothing_else(tmp_path: Path, name: str, magic: bytes) -> None:
+    path = tmp_path / name
+    for save in (lambda: save_plot([trace(), trace()], path), lambda: save_aggregate([averages()], path)):
+        first, again = (save().read_bytes() for _ in range(2))
+        assert first == again and first.startswith(magic) and list(tmp_path.iterdir()) == [path]
 
 
 @pytest.mark.parametrize(
@@ -131,9 +124,9 @@ def test_averages_of_different_measurements_do_not_share_a_panel(tmp_path: Path,
     assert [axes.get_ylabel()[-9:] for axes in drawn[0].axes] == ["bability)", "ct (nats)", "bability)"]
 
 
-@pytest.mark.parametrize(("layers", "facts"), [(1, 1), (6, 3), (80, 2)])
+@pytest.mark.parametrize(("layers", "facts"), [(1, 1), (80, 2)])
 def test_averages_of_any_shape_are_drawn(tmp_path: Path, layers: int, facts: int) -> None:
-    assert save_aggregate([averages(layers, facts)] * 4, tmp_path / "a.png").stat().st_size > 0
+    assert save_aggregate([averages(layers, facts)] * 2, tmp_path / "a.png").stat().st_size > 0
 
 
 @pytest.mark.parametrize(

@@ -79,8 +79,8 @@ def test_the_ramp_gets_lighter_all_the_way() -> None:
     assert (colour(-1), colour(2)) == (RAMP[0], RAMP[-1])
 
 
-@pytest.mark.parametrize("layers", [1, 6, 12, 24, 48, 60, 80, 126])
-@pytest.mark.parametrize("width", [80, 40, 120])
+@pytest.mark.parametrize("layers", [1, 6, 48, 126])
+@pytest.mark.parametrize("width", [80, 40])
 def test_any_depth_fits(layers: int, width: int) -> None:
     effects = np.zeros((layers, 5))
     effects[-1, 2] = 0.5

@@ -9,10 +9,10 @@ import pytest
 import zoo
 from making import made
 from pages import looks_right, needs_nothing_else, poisoned, said, shows_text_only
-from shell import TEXT, shell
+from shell import TEXT
 from shown import shown
 
-from ffedit import Corpus, inspect_edit, inspect_memory, inspect_prompt, load
+from ffedit import Corpus, inspect_edit, inspect_memory, inspect_prompt
 from ffedit.display.html import page
 from ffedit.display.terminal.memories import edited_view
 from ffedit.inspector.views import View
@@ -36,16 +36,9 @@ def views(tmp_path_factory: pytest.TempPathFactory) -> dict[str, View]:
     return {"memory": memory, "prompt": prompt, "edit": edit}
 
 
-KINDS = pytest.mark.parametrize("kind", ["memory", "prompt", "edit"])
-
-
-@KINDS
-def test_a_page_needs_nothing_else(kind: str, views: dict[str, View]) -> None:
+@pytest.mark.parametrize("kind", ["memory", "prompt", "edit"])
+def test_a_page_needs_nothing_else_and_shows_what_a_text_holds_as_text(kind: str, views: dict[str, View]) -> None:
     needs_nothing_else(page(views[kind]))
-
-
-@KINDS
-def test_what_a_text_holds_is_shown_and_does_nothing(kind: str, views: dict[str, View]) -> None:
     shows_text_only(page(poisoned(views[kind], OURS)), page(views[kind]))
 
 
@@ -65,29 +58,6 @@ def test_a_page_says_what_its_view_says(views: dict[str, View]) -> None:
     assert "ffedit inspect edit A change of " in said(page(foreign))
     assert shown(edited_view(edit)).startswith(fact)  # type: ignore[arg-type]
     assert shown(edited_view(foreign)).startswith("Edit ")  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    "words", [("memory", "1.7", "--corpus", "text.txt"), ("prompt", PROMPT), ("edit", "edit", "--corpus", "text.txt")]
-)
-def test_a_command_writes_a_page(
-    words: tuple[str, ...], empty: Path, model: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (empty / "text.txt").write_text(TEXT)
-    if words[0] == "edit":
-        made(load(model), {1: 1}, size=0.3).save("edit")
-    ran = shell(capsys, "inspect", *words, "--model", model, "--quiet", "--html", "page.html")
-    assert (ran.code, ran.out, ran.err) == (0, "", "")
-    assert f"ffedit inspect {words[0]}" in Path("page.html").read_text(encoding="utf-8")
-    ran = shell(capsys, "inspect", *words, "--model", model, "--html", "nowhere/page.html")
-    assert ran.code != 0 and ran.err.count("\n") == 1 and "cannot be written" in ran.err
-    assert sorted(path.name for path in empty.iterdir() if "page" in path.name) == ["page.html"]
-
-
-def test_a_prompt_before_and_after_an_edit(empty: Path, model: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    made(load(model), {1: 1}, size=0.3).save("edit")
-    ran = shell(capsys, "inspect", "prompt", PROMPT, "--edit", "edit", "--quiet", "--html", "both.html")
-    assert (ran.code, ran.err) == (0, "") and "Before the edit" in Path("both.html").read_text()
 
 
 def test_pages_fit_a_phone_and_a_desktop_in_light_and_in_dark(tmp_path: Path, views: dict[str, View]) -> None:

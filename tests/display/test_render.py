@@ -5,27 +5,26 @@ from __future__ import annotations
 import io
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
+import zoo
 from rich.console import Console
 from rich.text import Text
 from shown import shown, words
 
-from ffedit import Address, Fact, Report, Scores
+from ffedit import Fact, Report, Scores
 from ffedit.display.terminal.console import error_line, next_commands
-from ffedit.display.terminal.model_table import environment, memory_table, model_line
+from ffedit.display.terminal.explanation import MOST_WRONG, explanation_view
+from ffedit.display.terminal.model_table import memory_table, model_line
 from ffedit.display.terminal.outcome import outcome, worse
 from ffedit.display.terminal.progress_bar import progress_bars
 from ffedit.display.terminal.scores import before_after, sayings, verdict_view, what_it_says
 from ffedit.display.terminal.tables import duration, ranges
-from ffedit.evaluator import METRICS
+from ffedit.evaluator import METRICS, Explanation, WrongAnswer
 from ffedit.evaluator.scores import Continuation, FactScores
 from ffedit.facts.text import number, token
-from ffedit.model.memory import KeyValueMemory, Memories
 from ffedit.progress import silent
 
 FACT = Fact("Eiffel Tower", "The {} is in", "Rome", "Paris")
@@ -65,7 +64,6 @@ def test_scores_before_and_after() -> None:
     ("width", "heads"),
     [
         (80, "score should before after change prompts"),
-        (60, "score should before after change prompts"),
         (50, "score before after change prompts"),
         (40, "score before after change"),
     ],
@@ -184,7 +182,7 @@ def edited(layers: list[int], tokens: int, probability: float, steps: int = 25) 
 
 def verdict(measured: Report, edit: Any = None, layers: int = 6) -> str:
     """What is said of an edit of a model of `layers` layers, on one line."""
-    return words(verdict_view(measured, edit, fake_editable(layers)) or Text(""))
+    return words(verdict_view(measured, edit, SimpleNamespace(layers=range(layers))) or Text(""))
 
 
 def test_the_verdict_of_an_edit_that_took() -> None:
@@ -279,45 +277,63 @@ def test_where_the_model_said_the_new_object_before_there_was_nothing_to_change(
     assert spread.verdict.outcome == "took", "it says so in more wordings now"
 
 
-# The model, errors and commands --------------------------------------------------------------------
+# Explanations --------------------------------------------------------------------------------------
+
+OWN = WrongAnswer(
+    "paraphrase_generation", "Tower", "Tower [bold]is in", "Rome", "Paris", "key", "Rome", 0.31, "Tower", " Tower", 1
+)
+MOVED = WrongAnswer(
+    "neighbor_generation", "Tower", "Column is in", "Berlin", "", "key", None, -0.2, "Marie Curie", " Column", 0
+)
+TOLD = replace(OWN, failed=None, forced=None, reach=None, reason="it does not occur")
 
 
-def fake_editable(layers: int = 6, transposed: bool = False, name: str = "atlas") -> Any:
-    """As much of a model as is shown."""
-    modules = [torch.nn.Linear(32, 8) for _ in range(layers)]
-    memories = [
-        KeyValueMemory(Address(i), f"h.{i}.mlp.c_proj", module, transposed, torch.float16)
-        for i, module in enumerate(modules)
-    ]
-    model = torch.nn.ModuleList(modules)
-    return SimpleNamespace(
-        name=name,
-        chat=False,
-        source=None,
-        unpacked="",
-        model=model,
-        layers=modules,
-        memories=Memories(memories),
-        embedding=modules[0],
-        unembedding=modules[-1],
-        norm="ln_f",
-        resumable=True,
-        probe_error=0.0,
-        device=torch.device("cpu"),
+def test_each_wrong_answer_is_shown_with_its_reach_and_the_subject_that_leaked() -> None:
+    text = words(explanation_view(Explanation((OWN, MOVED), {"paraphrase_generation": 4, "neighbor_generation": 3})))
+    assert "The edit got 2 of 7 answers wrong." in text
+    assert "paraphrase_generation 4 1 1 0" in text and "neighbor_generation 3 1 1 0" in text
+    assert "key Tower [bold]is in Rome Paris Rome 0.31 at “Tower”" in text
+    assert "key Column is in Berlin (nothing) −0.20 of “Marie Curie” at “Column”" in text
+    assert "not explained" not in text
+
+
+def test_the_first_explanations_are_shown_and_the_others_counted() -> None:
+    many = (OWN,) * (MOST_WRONG + 3) + (TOLD,) * (MOST_WRONG + 1)
+    text = words(explanation_view(Explanation(many, {"paraphrase_generation": 50})))
+    assert text.count("0.31 at") == MOST_WRONG and "… and 3 more" in text
+    assert text.count("not explained: “Tower [bold]is in”: it does not occur") == MOST_WRONG and "and 1 more" in text
+
+
+def test_nothing_wrong_and_nothing_explained_are_a_line() -> None:
+    assert words(explanation_view(Explanation((), {"generation": 1}))) == (
+        "Nothing to explain: of 1 answer, the edit got none wrong."
+    )
+    assert words(explanation_view(Explanation((), {}, "the edit changes 2 layers"))) == (
+        "Not explained, key or value: the edit changes 2 layers."
     )
 
 
-def test_the_model_in_one_line() -> None:
-    text = shown(model_line(fake_editable(name="/a/very/long/path/to/a/folder/of/models/mine")), 120)
-    assert text.startswith("mine  1.58K parameters · 6 layers · d_model 8 · d_ff 32 · cpu · float16")
+# The model, errors and commands --------------------------------------------------------------------
 
 
-def test_anatomy_collapses_equal_layers() -> None:
-    text = shown(memory_table(fake_editable()))
-    row = next(line for line in text.splitlines() if line.startswith("0-5"))
-    assert "h.*.mlp.c_proj" in row and "[8, 32]" in row and "as is" in row and row.endswith("yes   yes")
-    assert "ln_f" in text and "resumable" in text and "24.6 kB more to edit" in text and "to the last bit" in text
-    assert "transposed  " in shown(memory_table(fake_editable(transposed=True)))
+def test_the_model_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    editable = zoo.build("llama", True)
+    editable.name = "/a/very/long/path/to/a/folder/of/models/mine"
+    text = shown(model_line(editable), 120)
+    assert text == "mine  29.5K parameters · 3 layers · d_model 32 · d_ff 48 · cpu · float32"
+
+
+@pytest.mark.parametrize(
+    ("family", "row", "more"),
+    [
+        ("llama", "0-2 model.layers.*.mlp.down_proj [32, 48] as is float32 no yes", "55.3 kB"),
+        ("gpt2", "0-2 transformer.h.*.mlp.c_proj [32, 128] transposed float32 yes yes", "393.2 kB"),
+    ],
+)
+def test_anatomy_collapses_equal_layers(family: str, row: str, more: str) -> None:
+    text = words(memory_table(zoo.shared(family)))
+    assert row in text and f"{more} more to edit" in text and "norm" in text
+    assert "resumable" in text and "to the last bit" in text
     assert ranges([0, 1, 2, 5, 7, 8]) == "0-2, 5, 7-8"
 
 
@@ -327,14 +343,6 @@ def test_a_duration_is_off_by_less_than_a_quarter_of_itself() -> None:
         told, of = duration(seconds).split()
         assert abs(float(told) * unit[of] - seconds) < seconds / 4
     assert [duration(s) for s in (4.25, 95, 150, 9000)] == ["4.2 s", "95 s", "2 min", "2.5 h"]
-
-
-def test_doctor_shows_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FFEDIT_CACHE", str(tmp_path))
-    (tmp_path / "moments").mkdir()
-    (tmp_path / "moments" / "a").write_bytes(b"x" * 2048)
-    text = words(environment())
-    assert torch.__version__ in text and "cpu" in text and "cache 1 file, 2.0 kB, in" in text
 
 
 def test_errors_are_one_line_and_commands_do_not_wrap() -> None:

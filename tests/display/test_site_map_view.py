@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
 from shown import shown, words
@@ -12,7 +9,6 @@ from tracing import made, made_map
 
 from ffedit import SiteMap, Trace
 from ffedit.display.figures.plots import site_maps
-from ffedit.display.figures.saving import save_figure
 from ffedit.display.notebook import html
 from ffedit.display.terminal.heat_map import heat_map
 from ffedit.display.terminal.site_map import site_map_view
@@ -84,18 +80,11 @@ def test_a_notebook_shows_it_escaped() -> None:
     assert "Tokyo Tower" in html(measured()[1])
 
 
-def test_effect_reach_and_leak_stand_side_by_side_with_equal_axes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_effect_reach_and_leak_stand_side_by_side_with_equal_axes() -> None:
     pytest.importorskip("matplotlib")
-    from matplotlib.figure import Figure
-
-    figures: list[Any] = []
-    save = Figure.savefig
-    monkeypatch.setattr(Figure, "savefig", lambda figure, *a, **k: (figures.append(figure), save(figure, *a, **k)))
     trace, mapped = measured()
-    save_figure(tmp_path / "sites.png", lambda: site_maps(trace, mapped, 3))
-    panels = [axes for axes in figures[0].axes if axes.get_xlabel() == "layer"]
+    figure = site_maps(trace, mapped, 3)
+    panels = [axes for axes in figure.axes if axes.get_xlabel() == "layer"]
     assert len(panels) == 3 and len({axes.get_xlim() + axes.get_ylim() for axes in panels}) == 1
     names = [[tick.get_text() for tick in axes.get_yticklabels()] for axes in panels]
     assert names == [["The", "Eiffel*", "Tower*", "is", "in"], [""] * 5, [""] * 5], "rows are named once"
