@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from commands import SHORT, Command, apply, here, loads, run, thorough_apply
 from jsonschema import Draft202012Validator
-from shell import ASKED, FACT, Ran, disk, forked
+from shell import ASKED, FACT, Ran, disk, shell
 from transformers import AutoModelForCausalLM
 
 import ffedit
@@ -20,6 +20,7 @@ from ffedit.cli import apply as apply_command
 from ffedit.cli.surface import Surface
 from ffedit.evaluator import METRICS, NAMES
 from ffedit.exporter.embedded_edits import history
+from ffedit.inference.corpus import Corpus
 
 pytestmark = pytest.mark.usefixtures("warm_cache")
 
@@ -30,9 +31,9 @@ SCORES = {*NAMES, "perplexity", *(f"{name}_magnitude" for name in RATES)}
 SCORES -= {"portability", "keep", "also", "cross_lingual"}  # which are not asked here
 
 
-def test_apply_shows_the_whole_argument(thorough_apply: Command, here: Path) -> None:
+def test_apply_shows_the_whole_argument(apply: Command, here: Path) -> None:
     before = disk(here)
-    done = thorough_apply("fact.json", "--layer", "1")
+    done = apply("fact.json", "--layer", "1")
     # A slow machine shows how far a stage is.
     stages = ("collecting key statistics", "choosing the value", "measuring")
     assert done.code == 0 and all(line.startswith(stages) for line in done.err.splitlines())
@@ -41,7 +42,7 @@ def test_apply_shows_the_whole_argument(thorough_apply: Command, here: Path) -> 
     places = [done.out.find(words) for words in result]
     assert places[0] == 0 and places == sorted(places)
     assert "Causal trace" not in done.out and disk(here) == before
-    verbose = thorough_apply("fact.json", "--layer", "1", "--verbose")
+    verbose = apply("fact.json", "--layer", "1", "--verbose")
     reasons = ["3 layers", "Causal trace of feed-forward outputs", "\nLayer 1: you asked for it", *result]
     places = [verbose.out.find(words) for words in reasons]
     assert -1 not in places and places == sorted(places) and "Done" in verbose.out
@@ -80,8 +81,8 @@ def test_a_layer_that_nothing_comes_after_is_refused_before_anything_is_computed
     with monkeypatch.context() as patched:
         for name in ("layer_choice.choose.locate_all", "evaluate", "edit"):
             patched.setattr(f"ffedit.{name}", lambda *_, **__: pytest.fail("computed"))
-        for words in (["--layer", "2"], ["--layer", "2", "--spread", "3"]):
-            done = apply("bare.json", "--out", "e", *words)
+        for more in ([], ["--spread", "3"], ["--dry-run"]):
+            done = apply("bare.json", "--out", "e", "--layer", "2", *more)
             assert done.code == 1 and disk(here) == before
             assert "layer 2 is the last of" in done.err and "name a layer from 0 to 1" in done.err
     whole = apply("bare.json", "--layer", "2", "--fact-token", "last", "--json", "-")
@@ -181,22 +182,12 @@ def test_out_export_and_plot_are_written_and_the_next_command_is_named(apply: Co
     assert done.out.rstrip().endswith("ffedit ask 'the Eiffel tower is located in' --model new/model")
 
 
-def test_what_to_type_next_can_be_typed(apply: Command, run: Command) -> None:
-    done = apply("bare.json", "--out", "my edit")
-    assert "  ffedit ask 'the Eiffel tower is located in' --edit 'my edit'\n" in done.out
-    assert "  ffedit export 'my edit' --out DIR\n" in done.out
-    assert run("ask", "the Eiffel tower is located in", "--edit", "my edit").code == 0
-
-
-@pytest.mark.parametrize(
-    ("asked", "chosen"),
-    [(["--layers", "1"], 1), (["--layer", "0"], 0), (["--layers", "0-0"], 0), (["--layers", "0-2"], None), ([], None)],
-)
-def test_apply_writes_to_the_layers_asked_for(apply: Command, asked: list[str], chosen: int | None) -> None:
-    result = loads(apply("bare.json", "--json", "-", *asked).out)
-    traced = loads(apply("bare.json", "--json", "-", "--layers", "auto").out)
-    expected = traced["layers"] if chosen is None else [chosen]
-    assert result["layers"] == expected == [result["facts"][0]["trace"]["layer"]]
+def test_apply_writes_to_the_layers_asked_for(apply: Command) -> None:
+    asked = [["--layers", "1"], ["--layer", "0"], ["--layers", "0-0"], ["--layers", "0-2"], []]
+    results = [loads(apply("bare.json", "--json", "-", *words).out) for words in (["--layers", "auto"], *asked)]
+    auto = results[0]["layers"]
+    assert [result["layers"] for result in results] == [auto, [1], [0], [0], auto, auto]
+    assert all(result["layers"] == [result["facts"][0]["trace"]["layer"]] for result in results)
 
 
 def test_a_seed_repeats_bit_for_bit(apply: Command, here: Path) -> None:
@@ -213,17 +204,13 @@ def test_a_seed_repeats_bit_for_bit(apply: Command, here: Path) -> None:
 def test_a_requirement_that_is_met_changes_nothing(apply: Command, here: Path) -> None:
     done = apply("fact.json", "--require", "efficacy>=0, drift<99,same_subject <= 1", "--out", "e")
     assert done.code == 0 and (here / "e").exists()
-
-
-def test_a_requirement_of_a_score_that_takes_long_has_it_measured(apply: Command, here: Path) -> None:
-    done = apply("fact.json", "--require", "neighbor_with_edit>=0", "--out", "e", "--json", "-")
-    assert done.code == 0 and (here / "e").exists() and loads(done.out)["after"]["neighbor_with_edit"] is not None
+    done = apply("fact.json", "--require", "neighbor_with_edit>=0", "--json", "-")
+    assert done.code == 0 and loads(done.out)["after"]["neighbor_with_edit"] is not None, "which takes long"
 
 
 @pytest.mark.parametrize(
     ("facts", "condition", "reason"),
     [
-        ("fact.json", "drift<=0,efficacy>=0", "drift<=0 is not met: it is "),
         ("fact.json", "efficacy>1,drift<0", "efficacy>1 is not met"),
         ("bare.json", "efficacy>=0,specificity>=0.9", "specificity>=0.9 cannot be measured"),
     ],
@@ -269,28 +256,11 @@ def test_where_the_edit_cannot_be_written_the_checkpoint_stays_complete(
     assert len(history(here / "x")) == len(verified_here) == 1
 
 
-def test_an_error_names_the_file_that_failed(apply: Command, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: Any, **__: Any) -> None:
-        raise FileNotFoundError(2, "No such file or directory", "base/model.safetensors")
-
-    monkeypatch.setattr("ffedit.export", fail)
-    before = disk(here)
-    done = apply("bare.json", "--export", "x", "--json", "r.json", "--plot", "p.png")
-    assert done.err == "error: base/model.safetensors: No such file or directory\n" and disk(here) == before
-
-
-def test_a_picture_that_the_disk_has_no_room_for_takes_all_with_it(here: Path, model: Path) -> None:
-    base, before = model.parent / "corpus.txt", disk(here)
-    words = ["apply", "bare.json", "-q", "--model", model, "--corpus", base, "--out", "e"]
-    done = forked(*words, "--json", "r.json", "--plot", "p.png", size=20_000)
-    assert done.code == 1 and done.err.startswith("error: p.png: cannot be written (") and disk(here) == before
-
-
 @pytest.mark.parametrize(
     "words",
     [
-        *([], ["bare.json", *ASKED], ["bare.json", *ASKED[4:6]], ASKED[:4], ["bare.json", "--no-such-option"]),
-        *(["bare.json", "--method", "magic"], ["bare.json", "--seed", "-1"], ["bare.json", "--seed", "9" * 30]),
+        *([], ["bare.json", *ASKED], ["bare.json", *ASKED[4:6]], ASKED[:4]),
+        ["bare.json", "--seed", "9" * 30],
     ],
 )
 def test_wrong_options_exit_with_2(apply: Command, here: Path, words: list[str]) -> None:
@@ -309,3 +279,45 @@ def test_an_object_longer_than_a_value_holds_is_told(run: Command, here: Path, m
         (here / "long.json").write_text(json.dumps({**FACT, "target": " ".join(["Rome Madrid"] * count)}))
         done = run("apply", "long.json", *words)
         assert done.code == 0 and done.err.startswith(told) and bool(done.err) == bool(told)
+
+
+# --dry-run ------------------------------------------------------------------------------------------
+
+
+def planned(capsys: pytest.CaptureFixture[str], model: Path, *words: str | Path) -> Ran:
+    ran = shell(capsys, "apply", *words, "--model", model, "--dry-run", "--json", "plan.json")
+    assert ran.code == 0, ran.err
+    return ran
+
+
+def test_a_dry_run_writes_only_its_plan(capsys: pytest.CaptureFixture[str], model: Path, empty: Path) -> None:
+    ran = planned(capsys, model, *ASKED, "--layer", "1", "--out", "edit", "--export", "checkpoint")
+    assert "edit, checkpoint, plan.json" in ran.out and "Layer 1: you asked for it." in ran.out
+    assert [path.name for path in empty.iterdir()] == ["plan.json"]
+    plan = json.loads(Path("plan.json").read_text())
+    assert plan["plan"]["method"] == "memit, 1 value" and [fact["target"] for fact in plan["facts"]] == ["Rome"]
+
+
+@pytest.mark.usefixtures("empty")
+def test_a_dry_run_shows_each_fact_as_read(capsys: pytest.CaptureFixture[str], model: Path) -> None:
+    record = {"concept": "Eiffel tower", "src": "the {} is located in", "alt": "Rome", "rephrase": ["the {} is in"]}
+    records = [record, {**record, "concept": "Nile river"}, {**record, "src": "the city of {} is"}]
+    Path("facts.jsonl").write_text("\n".join(map(json.dumps, records)))
+    ran = planned(capsys, model, "facts.jsonl", "--layers", "trace")
+    assert "the Nile river is located in" in " ".join(ran.out.split()) and ran.out.count("paraphrases: 1") == 3
+    plan = json.loads(Path("plan.json").read_text())["plan"]
+    assert plan["layer"] == "By the trace of all facts." and plan["method"] == "memit, 2 values"
+    assert planned(capsys, model, "facts.jsonl", "--method", "ft").out.count("does not use any") == 1
+
+
+@pytest.mark.usefixtures("empty")
+def test_a_plan_says_whether_statistics_are_in_the_cache(capsys: pytest.CaptureFixture[str], model: Path) -> None:
+    said = []
+    Path("text.txt").write_text("the tower of Rome is in the city " * 200)
+    words = [*ASKED, "--layer", "1", "--corpus", "text.txt"]
+    for _ in range(2):
+        planned(capsys, model, *words)
+        said.append(json.loads(Path("plan.json").read_text())["plan"]["statistics"])
+        tokens = int(said[0].split()[0].replace(",", ""))
+        ffedit.collect_stats(ffedit.load(model), [1], corpus=Corpus("text.txt", tokens=tokens))
+    assert said == [f"{tokens:,} tokens to read", "from the cache"]

@@ -84,12 +84,7 @@ def fact(**changes: Any) -> str:
         ("Eiffel Tower: Rome", ["facts.json is not JSON", "line 1"]),
         (fact() + "\n{", ["facts.json, record 2", "line 2 is not JSON", "--skip-bad uses the 1 good record"]),
         ('{"who": "Eiffel tower", "where": "Rome"}', ["unknown format", "who, where", "try --map prompt="]),
-        (fact(prompt="it is located in"), ["neither {} nor the subject 'Eiffel tower'"]),
-        (fact(prompt="{} and {} are in"), ["2 slots {}"]),
-        (fact(subject=" "), ["subject is empty"]),
-        (fact(target=""), ["target is empty"]),
         (fact(target=None), ["no new object"]),
-        (fact(target="Paris"), ["target and previous are both 'Paris'"]),
         (f"[{fact()}, {fact(target='Madrid')}]", ["record 1", "'Rome' here and 'Madrid' in record 2"]),
     ],
 )
@@ -125,9 +120,7 @@ def test_probes_that_do_not_fit_are_found_before_the_work(
 @pytest.mark.parametrize(
     ("content", "words", "told", "loads"),
     [
-        (None, [], "names.txt cannot be read", False),
         ("", [], "names.txt holds nothing to protect; expected names and texts, one a line", False),
-        ("[1]", [], "a name or text in names.txt must be text, found 1", False),
         (
             "old tower",
             ["--method", "ft"],
@@ -138,28 +131,10 @@ def test_probes_that_do_not_fit_are_found_before_the_work(
     ],
 )
 def test_what_cannot_be_protected_is_refused_in_one_line(
-    apply: Refuses, here: Path, content: str | None, words: list[str], told: str, loads: bool
+    apply: Refuses, here: Path, content: str, words: list[str], told: str, loads: bool
 ) -> None:
-    if content is not None:
-        (here / "names.txt").write_text(content)
+    (here / "names.txt").write_text(content)
     assert told in apply("fact.json", "--protect", "names.txt", *words, loads=loads)
-
-
-@pytest.mark.parametrize(
-    ("changes", "told"),
-    [
-        (
-            {"keep": [FACT["prompt"]]},
-            "keep 'the Eiffel tower is located in' is also in prompt, whose answer should ch",
-        ),
-        ({"also": ["it stands in"]}, "also 'it stands in' has neither {} nor the subject 'Eiffel tower'"),
-    ],
-)
-def test_what_a_fact_cannot_keep_or_say_is_refused_in_one_line(
-    apply: Refuses, here: Path, changes: dict[str, Any], told: str
-) -> None:
-    (here / "facts.json").write_text(fact(**changes))
-    assert told in apply("facts.json", loads=False)
 
 
 def test_a_target_that_comes_to_no_token(refuses: Refuses, here: Path) -> None:
@@ -180,7 +155,7 @@ def test_prompts_that_cannot_be_asked(refuses: Refuses, model: Path) -> None:
 # Options ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("layers", ["3", "-1", "1-3", "2-1", "two", "0-", ""])
+@pytest.mark.parametrize("layers", ["3", "-1", "1-3", "2-1", "two"])
 def test_layers_that_are_not_there_are_refused_in_one_line(apply: Refuses, layers: str) -> None:
     line = apply("fact.json", f"--layers={layers}", loads=True)
     assert "layers 0 to 2" in line or "auto, trace, one layer (4) or a range (3-8)" in line
@@ -190,13 +165,7 @@ def test_layers_that_are_not_there_are_refused_in_one_line(apply: Refuses, layer
     ("token", "loads", "told"),
     [
         ("Rome", False, "fact token 'Rome' is not a word of the subject 'Eiffel tower'"),
-        (
-            "",
-            False,
-            "key.fact_token is ''; subject_last, subject_first, last, the number of one of the subject's tokens",
-        ),
         ("2", True, "fact token 2 was asked for, but the subject 'Eiffel tower' has 2 tokens; a number from 0 to 1"),
-        ("-3", True, "or from -2 to -1, was expected"),
     ],
 )
 def test_tokens_that_the_subject_lacks_are_found_before_the_work(
@@ -206,7 +175,7 @@ def test_tokens_that_the_subject_lacks_are_found_before_the_work(
     assert told in apply("fact.json", "--layer", "0", "--fact-token", token, loads=loads)
 
 
-@pytest.mark.parametrize("option", ["--out", "--export", "--json", "--plot", "--corpus"])
+@pytest.mark.parametrize("option", ["--out", "--export", "--json", "--html", "--plot", "--corpus"])
 @pytest.mark.parametrize("place", ["fact.json/p.png", "/proc/p.png"])
 def test_places_that_cannot_be_written_are_found_before_the_model(apply: Refuses, option: str, place: str) -> None:
     assert place in apply("fact.json", option, place, loads=False) or option == "--corpus"
@@ -406,9 +375,9 @@ def test_a_model_that_is_not_here_is_told_at_once(
     assert "not in the cache" in refuses("ask", "the tower", "-m", "some-org/some-model")
 
 
-def test_an_edit_of_another_model(refuses: Refuses, here: Path, model: Path, capsys: Any) -> None:
-    assert shell(capsys, "apply", *ASKED, "-m", model, "--out", "e", "-q", "--layer", "0").code == 0
-    save_model(zoo.trained("llama", True), here / "other")
+def test_an_edit_of_another_model(refuses: Refuses, here: Path, model: Path) -> None:
+    made(ffedit.load(model), {1: 2}).save(here / "e")
+    save_model(zoo.shared("llama"), here / "other")
     assert "apply it to the model it was made for" in refuses("ask", "the tower", "--edit", "e", "-m", "other")
     (here / "e" / "manifest.json").write_text("{}")
     assert "damaged or foreign" in refuses("export", "e", "--out", "x")
@@ -427,7 +396,7 @@ def test_a_cache_that_cannot_be_cleared(refuses: Refuses, monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize(
     ("module", "name"),
-    [("locator.trace", "restore"), ("editor.value", "_optimise"), ("exporter.exporting", "check_fresh")],
+    [("locator.trace", "restore"), ("editor.value", "_optimise")],
 )
 def test_ctrl_c_leaves_model_and_disk_as_before(
     apply: Refuses, monkeypatch: pytest.MonkeyPatch, module: str, name: str
@@ -446,28 +415,32 @@ def test_ctrl_c_in_a_process_of_its_own(here: Path, model: Path, monkeypatch: py
 
     before, corpus = disk(here), model.parent / "corpus.txt"
     monkeypatch.setattr(exporting, "check_fresh", check)
-    done = forked("apply", "fact.json", "-q", "-m", model, "--corpus", corpus, *OUTPUTS)
+    words = ["--layer", "1", "--set", "value.steps=1", "--force", "--corpus", corpus]
+    done = forked("apply", "fact.json", "-q", "-m", model, *words, *OUTPUTS)
     assert done.code == 130 and "model.safetensors" in done.out, "it came while the folder was being written"
     assert done.err.strip() == "interrupted: the model and the disk are as before" and disk(here) == before
 
 
-@pytest.mark.parametrize(("option", "size"), [("--out", 1_000), ("--export", 60_000)])
-def test_a_full_disk(here: Path, model: Path, option: str, size: int) -> None:
-    before = disk(here)
-    words = ["apply", "fact.json", "-q", "-m", model, "--corpus", model.parent / "corpus.txt", option, "full"]
-    done = forked(*words, size=size)
-    assert done.code == 1 and done.err.startswith("error: full: cannot be written (") and done.err.count("\n") == 1
-    assert disk(here) == before
+@pytest.mark.parametrize(
+    ("words", "size"),
+    [
+        (["full"], 1_000),
+        (["e", "--export", "full"], 60_000),
+        (["e", "--json", "r.json", "--plot", "full.png"], 20_000),
+    ],
+)
+def test_a_full_disk(here: Path, model: Path, words: list[str], size: int) -> None:
+    before, quick = disk(here), ["-q", "--layer", "1", "--set", "value.steps=1", "--force"]
+    corpus = ["--corpus", model.parent / "corpus.txt"]
+    done = forked("apply", "fact.json", *quick, "-m", model, *corpus, "--out", *words, size=size)
+    assert done.code == 1 and done.err.startswith(f"error: {words[-1]}: cannot be written (")
+    assert done.err.count("\n") == 1 and disk(here) == before
 
 
 @pytest.mark.parametrize(
     ("error", "said"),
     [
-        (
-            RuntimeError("CUDA error: device-side assert triggered\nCUDA kernel errors might be"),
-            "the device failed (CUDA",
-        ),
-        (RuntimeError("CUDA error: unspecified launch failure"), "the device failed (CUDA error: unspecified launch"),
+        (RuntimeError("CUDA error: device-side assert triggered\nCUDA kernel errors"), "the device failed (CUDA error"),
         (RuntimeError("NCCL error in: ProcessGroupNCCL.cpp:1, unhandled cuda error"), "the device failed (NCCL error"),
         (RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB"), "not enough memory (CUDA out of memory"),
         (MemoryError(), "not enough memory (MemoryError)"),

@@ -49,7 +49,6 @@ def test_the_layer_that_it_names_for_atlas_can_be_taken(
             "built-in calibration facts, but at least 3 are needed to compare layers; give facts whose",
         ),
         (["few.json"], "of the 2 facts, but at least 3 are needed to compare layers"),
-        (["none.json"], "none.json"),
     ],
 )
 def test_what_cannot_be_tried_is_one_line(choose_layer: Command, model: Path, words: list[str], told: str) -> None:

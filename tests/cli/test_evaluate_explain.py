@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from commands import loads
 from jsonschema import Draft202012Validator
+from making import FACT as MADE, made
 from pages import said
 from shell import TEXT, shell
 
@@ -59,11 +60,9 @@ def test_the_value_failed_that_says_another_object(edit: Path, capsys: pytest.Ca
     assert "explanation" not in plain and plain["after"] == record["after"]
 
 
-def test_an_edit_of_two_layers_is_told_in_a_line(empty: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (empty / "rome.json").write_text(json.dumps(FACT))
-    (empty / "corpus.txt").write_text(TEXT * 8)
-    how = ["--layer", "1", "--spread", "2", "--corpus", "corpus.txt"]
-    assert shell(capsys, "apply", "rome.json", *how, "--out", "e", "-q", "--force").code == 0
+def test_an_edit_of_two_layers_is_told_in_a_line(empty: Path, model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made(ffedit.load(model), {0: 1, 1: 1}).save("e")
+    (empty / "rome.json").write_text(json.dumps(MADE.to_dict()))
     ran = shell(capsys, "evaluate", "rome.json", "--edit", "e", "--explain", "--json", "result.json")
     assert ran.code == 0 and "Not explained, key or value: the edit changes 2 layers" in ran.out
     record = loads(Path("result.json").read_text())

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import click
 import pytest
-from making import check_here
+from making import check_here, made
 from shell import invoke
 from test_every_option import COMMANDS, WRONG
+
+import ffedit
 
 FACTS = '[{"subject": "Eiffel Tower", "prompt": "{} is located in the city of", "target": "Rome"}]'
 # What each command is given beside the option; FACTS, EDIT and MODEL are a file of facts, an edit and a checkpoint.
@@ -77,14 +79,16 @@ CASES = [
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """A file of facts, an edit that writes it into the embedded model, and the checkpoint that comes of it."""
+    """A file of facts, an edit of the embedded model, and the checkpoint that comes of it."""
     folder = tmp_path_factory.mktemp("free-text")
     names = {"FACTS": folder / "facts.json", "EDIT": folder / "edit", "MODEL": folder / "model"}
     names["FACTS"].write_text(FACTS)
-    words = ["--layer", "0", "--out", names["EDIT"], "--export", names["MODEL"], "--force", "-q"]
+    editable = ffedit.load("atlas")
+    edit = made(editable, {0: 1}, ffedit.read_facts(names["FACTS"])[0])
+    edit.save(names["EDIT"])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("ffedit.exporter.exporting.check_fresh", check_here)
-        assert invoke(["apply", *map(str, [names["FACTS"], *words])]) == 0
+        ffedit.export(editable, edit, names["MODEL"])
     yield {name: str(path) for name, path in names.items()}
 
 

@@ -32,8 +32,9 @@ def test_inspect_memory_shows_value_and_triggers(inspect: Command) -> None:
     view = found(inspect("memory", "1.7", "--corpus", "text.txt", "--top", "3", "--json", "-"))
     assert (view["slot"], view["corpus"], len(view["value"]["top"])) == ("1.7", "text.txt", 3)
     assert {"coefficient", "prefix", "next", "rank"} == set(view["triggers"][0])
-    done = inspect("memory", "1.7", "--corpus", "text.txt")
+    done = inspect("memory", "1.7", "--corpus", "text.txt", "--html", "page.html")
     assert done.code == 0 and "Memory 1.7" in done.out and "Its key" in done.out
+    assert "ffedit inspect memory" in Path("page.html").read_text(encoding="utf-8")
 
 
 def test_a_prompt_with_turned_memories(inspect: Command) -> None:
@@ -49,12 +50,15 @@ def test_an_edit_and_a_prompt_before_and_after_it(inspect: Command, model: Path)
     made(editable, {1: 1}, size=0.3).save("edit")
     view = found(inspect("edit", "edit", "--corpus", "text.txt", "--json", "-"))
     assert [layer["address"] for layer in view["layers"]] == ["1"] and len(view["prompts"]) == 1
-    done = inspect("edit", "edit", "--corpus", "text.txt")
+    done = inspect("edit", "edit", "--corpus", "text.txt", "--html", "page.html")
     assert done.code == 0 and "memory that layer 1 gets" in done.out
+    assert "ffedit inspect edit" in Path("page.html").read_text(encoding="utf-8")
     both = found(inspect("prompt", PROMPT, "--edit", "edit", "--json", "-"))
     assert both["before"]["prediction"] == found(inspect("prompt", PROMPT, "--json", "-"))["prediction"]
     assert both["prediction"] != both["before"]["prediction"]
-    assert "and after it" in inspect("prompt", PROMPT, "--edit", "edit").out
+    assert "and after it" in inspect("prompt", PROMPT, "--edit", "edit", "--html", "both.html").out
+    text = Path("both.html").read_text(encoding="utf-8")
+    assert "ffedit inspect prompt" in text and "Before the edit" in text
 
 
 def test_quiet_says_nothing_and_json_goes_to_a_file(inspect: Command) -> None:
@@ -69,7 +73,6 @@ def test_quiet_says_nothing_and_json_goes_to_a_file(inspect: Command) -> None:
         (["memory", "9.1"], "layers 0 to 2"),
         (["memory", "1.7", "--corpus", "binary.txt"], "NUL"),
         (["prompt", PROMPT, "--set", "1.7"], "L.I=FACTOR"),
-        (["prompt", PROMPT, "--edit", "nothing"], "nothing"),
         (["edit", "nothing"], "nothing"),
     ],
 )

@@ -106,22 +106,17 @@ def test_averages_by_role_are_traced_once(locate: Command, traced: list[int]) ->
         assert one["total"]["low"] <= one["total"]["mean"] <= one["total"]["high"]
         assert one["counts"] == [2] * len(one["roles"]) and one["sever"] is None
     assert result["layer"] == result["aggregates"][1]["layer"]
-    shown = locate(*words, "again.json")
+    shown = locate(*words, "again.json", "--plot", "all.svg")
     assert sum(traced) == 9, "all came from the journal"
     assert json.loads(Path("again.json").read_text()) == result
+    assert Path("all.svg").read_text().startswith("<?xml")
     for told in ("average of 2 facts", "last subject", "1 fact is set apart because"):
         assert told in shown.out
-
-
-def test_an_average_is_drawn(locate: Command) -> None:
-    assert found(locate("many.json", "--aggregate", "--plot", "all.svg", "--json", "-"))["aggregates"]
-    assert Path("all.svg").read_text().startswith("<?xml")
 
 
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["fact.json", "--plot", "x.gif"], ".png, .svg, .pdf"),
         (["fact.json", "--window", "4"], "window of 4 layers was asked for, but the model has 3"),
         (["fact.json", "--corruption", "replacement"], "no other fact has a subject of 2 tokens"),
     ],
@@ -131,11 +126,6 @@ def test_what_cannot_be_done_is_one_line(locate: Command, here: Path, words: lis
     done = locate(*words)
     assert done.code == 1 and told in done.err and done.err.startswith("error: ") and done.err.count("\n") == 1
     assert disk(here) == before
-
-
-def test_places_are_checked_before_the_model_is_loaded(locate: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ffedit.load", lambda *_, **__: pytest.fail("loaded"))
-    assert locate("fact.json", "--plot", "x.gif").code == 1
 
 
 def test_replacements_and_one_fact_that_nobody_knows(locate: Command) -> None:
@@ -194,9 +184,10 @@ def test_without_layers_those_are_mapped_whose_statistics_are_there(
         (["fact.json", "--leak", "--aggregate"], "without --aggregate"),
         (["fact.json", "--set", "key.names_weight=1"], "add --leak"),
         (["fact.json", "--leak", "--set", "key.names_weight=-1"], "key.names_weight is -1.0; 0 or more was expected"),
+        (["fact.json", "--plot", "x.gif"], ".png, .svg, .pdf"),
     ],
 )
-def test_a_leak_that_cannot_be_mapped_is_one_line(
+def test_what_can_be_seen_without_the_model_is_told_before_it_is_loaded(
     locate: Command, monkeypatch: pytest.MonkeyPatch, words: list[str], told: str
 ) -> None:
     monkeypatch.setattr("ffedit.load", lambda *_, **__: pytest.fail("loaded"))

@@ -32,8 +32,6 @@ ANSWERED = [["--help"], ["-V"], *HELP, ["cache", "list"]]
 REFUSED = [
     (["aply"], 2, "Did you mean 'apply'?"),
     (["apply", "--modle", "atlas"], 2, "'--model'?"),
-    (["apply", FACT, "--method", "rom"], 2, "'rom' is not one of 'rome', "),
-    (["apply", FACT, "--spread", "none"], 2, "'none' is not a valid integer"),
     (["apply", FACT, "--corpus", "nowhere.txt"], 1, "nowhere.txt: no such file"),
     (["apply", FACT, "--out", "."], 1, "exists already"),
     (["apply", FACT, "--require", "eficacy>=0.9"], 1, "one of efficacy, "),
