@@ -25,8 +25,9 @@ def recipe(path: Path, **values: object) -> Path:
 
 
 @pytest.mark.usefixtures("warm_cache")
-def test_a_saved_recipe_makes_the_same_edit(capsys: pytest.CaptureFixture[str], empty: Path) -> None:
-    first = recipe(empty / "first.yaml", out="first", save_recipe="saved.yaml", method="emmet", force=True)
+def test_a_saved_recipe_makes_the_same_edit(capsys: pytest.CaptureFixture[str], empty: Path, model: Path) -> None:
+    how = {"facts": [KNOWN], "model": str(model), "corpus": str(model.parent / "corpus.txt"), "method": "emmet"}
+    first = recipe(empty / "first.yaml", out="first", save_recipe="saved.yaml", force=True, **how)
     assert shell(capsys, "run", first.name, "-q").code == 0
     saved = yaml.safe_load(Path("saved.yaml").read_text(encoding="utf-8"))
     assert saved["method"] == "emmet" and saved["set"]["value.steps"] == 3 and saved["out"] == "first"

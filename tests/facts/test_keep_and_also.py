@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import records
 
 from ffedit import EditError, FactError
 from ffedit.facts.fact import Fact, Probe, as_protected, check_facts
 from ffedit.facts.reading import read_facts, read_protected
 
-MILL: dict[str, Any] = {"subject": "Old Mill", "prompt": "{} lies in", "target": "Oslo", "previous": "Bern"}
+MILL = {**records.MILL, "prompt": "{} lies in"}
 KEEP = ["{} was built in", {"prompt": "The owner of {} is", "target": "Ann", "aliases": ["Anne"]}, "Red Mill lies in"]
 ALSO = ["You can see {} in", "Where is Old Mill? In"]
 
