@@ -75,6 +75,7 @@ def test_a_token_by_number_word_or_name_is_the_same_edit(
         ("seed: [1]\n", ": seed is [1] (list); one value was expected"),
         ("out:\n", ": out is None (NoneType); one value was expected"),
         ("force: 3\n", ": force is 3 (int); true or false was expected"),
+        ("target: yes\n", ": target is True (bool); one value was expected"),
         ("map: nonsense\nfacts: f.json\n", ": --map 'nonsense' is not known"),
         ("seed: [\n", ":2: not YAML"),
         ("seed: 1\nseed: 2\n", ":2: not YAML of a recipe (seed stands there twice)"),

@@ -53,6 +53,7 @@ def test_keep_and_also_are_read_from_a_file_and_written_back_as_they_were(tmp_pa
         ({"also": ["See {} in"], "paraphrases": ["See {} in"]}, "also 'See Old Mill in' is also in paraphrases, so"),
         ({"also": ["{} lies in"]}, "also 'Old Mill lies in' is also in prompt"),
         ({"also": ["It lies in"]}, "also 'It lies in' has neither {} nor the subject 'Old Mill'"),
+        ({"also": "See {} in"}, "also must be a list"),
         ({"keep": "{} is"}, "keep must be a list"),
     ],
 )
