@@ -83,27 +83,6 @@ def run(site: Path, *commands: tuple[object, ...]) -> list[str]:
     return done.stdout.split("\0\n")[:-1]
 
 
-@pytest.mark.usefixtures("warm_cache")
-def test_the_method_and_the_metric_are_known_to_every_command(site: Path, tmp_path: Path) -> None:
-    asked = ("--require", "worst_paraphrase>=-1", "--json", tmp_path / "a.json", "--out", tmp_path / "edit")
-    text = ("--corpus", corpus(tmp_path))
-    listed, _, evaluated, _ = run(
-        site,
-        ("methods",),
-        ("apply", FACT, "--method", "ridge", "--layer", 0, *text, *asked),
-        ("evaluate", FACT, "--edit", tmp_path / "edit"),
-        ("bench", FACT, "--methods", "ridge", "--layers", 0, *text, "--no-full", "--out", tmp_path / "bench"),
-    )
-    assert "ridge" in listed and "ffedit_ridge" in listed
-    applied = json.loads((tmp_path / "a.json").read_text())
-    assert applied["method"] == "ridge"
-    before, after = (applied[when]["worst_paraphrase"] for when in ("before", "after"))
-    assert -1 <= before < after <= 1
-    assert "worst_paraphrase" in evaluated
-    report = (tmp_path / "bench" / "report.md").read_text()
-    assert "ridge" in report and "worst_paraphrase" in report
-
-
 def test_a_package_imports_from_ffedit_alone(site: Path) -> None:
     for path in site.glob("*.py"):
         code = path.read_text(encoding="utf-8")
@@ -113,18 +92,29 @@ def test_a_package_imports_from_ffedit_alone(site: Path) -> None:
 
 
 @pytest.mark.usefixtures("warm_cache")
-def test_a_metric_of_a_package_is_in_the_verdict_in_tables_and_on_pages(site: Path, tmp_path: Path) -> None:
+def test_method_and_metrics_are_known_to_every_command_in_the_verdict_in_tables_and_on_pages(
+    site: Path, tmp_path: Path
+) -> None:
     out = {name: tmp_path / name for name in ("a.json", "page.html", "model", "edit", "bench")}
     files = ("--json", out["a.json"], "--html", out["page.html"], "--export", out["model"], "--out", out["edit"])
-    texts = run(
+    asked = ("--method", "ridge", "--layer", 0, "--require", "worst_paraphrase>=-1", *files)
+    text = ("--corpus", corpus(tmp_path))
+    listed, applied, shown, evaluated, _ = run(
         site,
-        ("apply", FACT, "--corpus", corpus(tmp_path), *files),
+        ("methods",),
+        ("apply", FACT, *asked, *text),
         ("show", out["edit"]),
         ("evaluate", FACT, "--edit", out["edit"]),
+        ("bench", FACT, "--methods", "ridge", "--layers", 0, *text, "--no-full", "--out", out["bench"]),
     )
+    assert "ridge" in listed and "ffedit_ridge" in listed
     result = json.loads(out["a.json"].read_text())
+    before, after = (result[when]["worst_paraphrase"] for when in ("before", "after"))
+    assert result["method"] == "ridge" and -1 <= before < after <= 1
     assert (result["before"]["untouched"], result["after"]["untouched"]) == (1, 0)
     assert result["verdict"]["outcome"] == "took with damage" and result["verdict"]["damage"] == ["untouched"]
-    for text in (*texts, out["page.html"].read_text(), (out["model"] / "README.md").read_text()):
-        assert "untouched" in text and "worst_paraphrase" in text
     assert "untouched fell from 1.00 to 0.00" in result["verdict"]["text"]
+    report, page, card = (out["bench"] / "report.md", out["page.html"], out["model"] / "README.md")
+    for told in (applied, shown, evaluated, *(file.read_text() for file in (report, page, card))):
+        assert "untouched" in told and "worst_paraphrase" in told
+    assert "ridge" in report.read_text()
