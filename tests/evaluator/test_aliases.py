@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
-import pytest
 import torch
 import zoo
 
@@ -74,9 +73,8 @@ def test_any_alias_counts_where_the_model_speaks_freely_and_nowhere_else() -> No
     assert (found["portability/Reasoning"], found["portability_token_accuracy/Reasoning"]) == (0.5, 0.0)
 
 
-@pytest.mark.parametrize("family", ["gpt2", "llama"])
-def test_an_alias_is_said_whole_however_long_it_is(family: str) -> None:
-    editable, probe = zoo.shared(family), "Nile river stands in"
+def test_an_alias_is_said_whole_however_long_it_is() -> None:
+    editable, probe = zoo.shared("gpt2"), "Nile river stands in"
     said, river = says(editable, PLAIN.text, 12), says(editable, probe, 12)
     assert not {"</s>", "<unk>", "Rome", "Spain"} & {*said.split(), *river.split()}
     assert scores(editable, aliased(said)).generation == 1

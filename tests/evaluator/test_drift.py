@@ -32,7 +32,7 @@ def runs(editable: Editable, seen: list[int]) -> list[torch.utils.hooks.Removabl
     return [note(layer) for layer in range(len(editable.layers))]
 
 
-@pytest.mark.parametrize("family", ["gpt2", "llama", "mixtral", "bloom", "gemma2", "opt"])
+@pytest.mark.parametrize("family", ["gpt2", "mixtral", "bloom", "gemma2"])
 def test_kept_states_and_the_layers_above_give_what_whole_passes_give(family: str) -> None:
     editable = zoo.trained(family, True)
     edit = write(editable, layer=1, max_delta_norm=5.0)

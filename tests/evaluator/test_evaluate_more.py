@@ -177,25 +177,6 @@ def test_an_unrelated_question_may_be_asked_for_another_reason_by_another_fact()
     assert [one.scores.locality_argmax for one in found.scores(only=[0])] == [1.0]
 
 
-def test_a_text_file_for_perplexity_and_drift(tmp_path: Path) -> None:
-    editable, changed = zoo.trained("gpt2"), zoo.build("gpt2")
-    text = "the Eiffel tower is located in Paris . Marie Curie stands in France . "
-    (tmp_path / "text.txt").write_text(text * 8)
-    found = GenericText(editable, tmp_path / "text.txt")
-    ids = torch.tensor(found.rows)
-    with torch.no_grad():
-        logs = [one.model(input_ids=ids).logits.double().log_softmax(-1) for one in (editable, changed)]
-    expected = [math.exp(-float(log[:, :-1].gather(-1, ids[:, 1:, None]).mean())) for log in logs]
-    kl = float((logs[0].exp() * (logs[0] - logs[1])).sum(-1).mean())
-    assert found.perplexity == pytest.approx(expected[0], rel=1e-5)
-    assert found.measure(changed) == pytest.approx((kl, expected[1]), rel=1e-4) and kl > 0.1
-    for name, content in (("no.txt", None), ("empty.txt", b""), ("bytes.txt", b"\xff\xfe\xff")):
-        if content is not None:
-            (tmp_path / name).write_bytes(content)
-        with pytest.raises(EditError, match=name):
-            GenericText(editable, tmp_path / name)
-
-
 @pytest.mark.parametrize(("start", "ids"), [("", []), ("<s>", [0]), ("<s> </s>", [0, 1])])
 @pytest.mark.parametrize("sampled", [True, False])
 def test_generic_text_begins_as_texts_do_and_its_beginning_is_no_text(
@@ -216,10 +197,19 @@ def test_generic_text_begins_as_texts_do_and_its_beginning_is_no_text(
     first = max(1, len(ids))  # the first token that something stands before, and that is text
     expected = [math.exp(-float(log[:, first - 1 : -1].gather(-1, rows[:, first:, None]).mean())) for log in logs]
     kl = (logs[0].exp() * (logs[0] - logs[1])).sum(-1)[:, len(ids) :]
-    assert generic.perplexity == pytest.approx(expected[0], rel=1e-4)
-    assert generic.measure(changed) == pytest.approx((float(kl.mean()), expected[1]), rel=1e-3)
+    assert generic.perplexity == pytest.approx(expected[0], rel=1e-5)
+    assert generic.measure(changed) == pytest.approx((float(kl.mean()), expected[1]), rel=1e-4)
+    assert kl.mean() > 0.1
     without = math.exp(-float(bare[:, :-1].gather(-1, rows[:, len(ids) + 1 :, None]).mean()))
     assert (abs(without / expected[0] - 1) > 1e-3) == bool(ids), "a model that begins with BOS reads otherwise without"
+
+
+def test_a_file_that_holds_no_text_is_refused_by_its_name(tmp_path: Path) -> None:
+    for name, content in (("no.txt", None), ("empty.txt", b""), ("bytes.txt", b"\xff\xfe\xff")):
+        if content is not None:
+            (tmp_path / name).write_bytes(content)
+        with pytest.raises(EditError, match=name):
+            GenericText(zoo.shared("gpt2"), tmp_path / name)
 
 
 def test_numbers_that_are_not_finite_are_an_error_that_names_the_model() -> None:

@@ -100,9 +100,8 @@ def explained(editable: Editable, facts: Fact | Sequence[Fact], edit: Edit) -> d
 # Which part failed --------------------------------------------------------------------------------
 
 
-@families
-def test_the_key_failed_where_the_subject_is_not_reached(family: str) -> None:
-    editable, delta = trained(family), value(family, "the {} is located in", "{} stands in")
+def test_the_key_failed_where_the_subject_is_not_reached() -> None:
+    editable, delta = trained("gpt2"), value("gpt2", "the {} is located in", "{} stands in")
     found = explained(editable, FACT, by_hand(editable, (FACT, delta, row(editable, {OWN: TOWER[OWN]}))))
     assert found.keys() == {WORDING}
     wrong = found[WORDING]
@@ -112,9 +111,8 @@ def test_the_key_failed_where_the_subject_is_not_reached(family: str) -> None:
     assert wrong.token.strip() == "tower" and wrong.position == position(editable, WORDING, "tower")
 
 
-@families
-def test_the_value_failed_where_all_of_it_says_something_else(family: str) -> None:
-    editable, delta = trained(family), value(family, "the {} is located in", "{} stands in")
+def test_the_value_failed_where_all_of_it_says_something_else() -> None:
+    editable, delta = trained("gpt2"), value("gpt2", "the {} is located in", "{} stands in")
     found = explained(editable, FACT, by_hand(editable, (FACT, 1e-3 * delta, row(editable, TOWER))))
     assert {prompt: wrong.score for prompt, wrong in found.items()} == {
         OWN: "generation",
@@ -125,9 +123,8 @@ def test_the_value_failed_where_all_of_it_says_something_else(family: str) -> No
         assert wrong.says.startswith("Paris") and wrong.forced == wrong.says
 
 
-@families
-def test_the_value_failed_where_it_loses_another_fact_by_itself(family: str) -> None:
-    editable, delta = trained(family), value(family, "the {} is located in", "{} stands in", "the city of {} is")
+def test_the_value_failed_where_it_loses_another_fact_by_itself() -> None:
+    editable, delta = trained("gpt2"), value("gpt2", "the {} is located in", "{} stands in", "the city of {} is")
     found = explained(editable, FACT, by_hand(editable, (FACT, delta, row(editable, TOWER))))
     assert found.keys() == {OTHER}
     wrong = found[OTHER]
@@ -136,18 +133,16 @@ def test_the_value_failed_where_it_loses_another_fact_by_itself(family: str) -> 
     assert wrong.reach == pytest.approx(1, abs=1e-3)
 
 
-@families
-def test_the_key_failed_where_other_tokens_lose_another_fact(family: str) -> None:
-    editable, delta = trained(family), 1e-3 * value(family, "the {} is located in", "{} stands in")
+def test_the_key_failed_where_other_tokens_lose_another_fact() -> None:
+    editable, delta = trained("gpt2"), 1e-3 * value("gpt2", "the {} is located in", "{} stands in")
     u = row(editable, {**TOWER, OTHER: {"tower": 0.5, "is": 1e4}})
     wrong = explained(editable, FACT, by_hand(editable, (FACT, delta, u)))[OTHER]
     assert wrong.failed == "key" and wrong.reach == pytest.approx(0.5, abs=0.1)
     assert not wrong.says.startswith("Paris") and wrong.forced is not None and wrong.forced.startswith("Paris")
 
 
-@families
-def test_a_neighbor_is_moved_by_the_token_that_receives_most(family: str) -> None:
-    editable, delta = trained(family), value(family, "the {} is located in", "{} stands in")
+def test_a_neighbor_is_moved_by_the_token_that_receives_most() -> None:
+    editable, delta = trained("gpt2"), value("gpt2", "the {} is located in", "{} stands in")
     u = row(editable, {OWN: TOWER[OWN], WORDING: TOWER[WORDING], NEIGHBOR: {"river": -0.5, "stands": 2.0, "in": 30.0}})
     wrong = explained(editable, FACT, by_hand(editable, (FACT, delta, u)))[NEIGHBOR]
     assert (wrong.score, wrong.failed, wrong.answer) == ("neighbor_generation", "key", "Egypt")
@@ -155,9 +150,8 @@ def test_a_neighbor_is_moved_by_the_token_that_receives_most(family: str) -> Non
     assert wrong.token.strip() == "in" and wrong.position == position(editable, NEIGHBOR, "in")
 
 
-@families
-def test_of_several_subjects_the_one_whose_update_leaks_is_named(family: str) -> None:
-    editable, delta = trained(family), value(family, "the {} is located in", "{} stands in")
+def test_of_several_subjects_the_one_whose_update_leaks_is_named() -> None:
+    editable, delta = trained("gpt2"), value("gpt2", "the {} is located in", "{} stands in")
     u = row(editable, {**TOWER, OTHER: {}})
     leaks = row(editable, {CURIE.text: {"Curie": 1.0}, NEIGHBOR: {"in": 30.0}})
     edit = by_hand(editable, (FACT, delta, u), (CURIE, delta, leaks))

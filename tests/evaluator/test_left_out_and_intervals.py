@@ -16,15 +16,7 @@ from shown import shown
 from ffedit import Edit, Fact, evaluate
 from ffedit.cli.work import result
 from ffedit.display.terminal.scores import all_scores
-from ffedit.evaluator import (
-    Evaluation,
-    FactScores,
-    LeftOut,
-    Report,
-    drift,
-    left_out,
-    mean_scores,
-)
+from ffedit.evaluator import Evaluation, FactScores, LeftOut, Report, drift, left_out, mean_scores
 from ffedit.evaluator.intervals import changes, intervals
 from ffedit.model.editable import Editable
 

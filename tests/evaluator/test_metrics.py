@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
 from pathlib import Path
 from statistics import harmonic_mean
@@ -18,15 +18,7 @@ from ffedit.algebra.bootstrap import Interval
 from ffedit.cli.work.result import evaluated
 from ffedit.display.html.result import score_rows
 from ffedit.display.terminal.scores import before_after
-from ffedit.evaluator import (
-    METRICS,
-    NAMES,
-    Evaluation,
-    Report,
-    formulas,
-    mean_scores,
-    metrics,
-)
+from ffedit.evaluator import METRICS, NAMES, Evaluation, Report, formulas, mean_scores, metrics
 from ffedit.evaluator.evaluate import evaluate
 from ffedit.evaluator.intervals import changes, intervals
 from ffedit.evaluator.prompts import Questions
@@ -221,10 +213,25 @@ def test_every_metric_says_what_it_is() -> None:
         _ = Scores().kenw
 
 
-def test_a_metric_of_another_package_that_should_stay_is_damaged_where_it_falls(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "holding.py").write_text(
+@pytest.fixture
+def install(tmp_path: Path) -> Iterator[Callable[..., None]]:
+    """Installs a package of one file whose entry points are metrics, for one test."""
+    with pytest.MonkeyPatch.context() as patch:
+
+        def install(module: str, code: str, *points: str) -> None:
+            (tmp_path / f"{module}.py").write_text(code)
+            (about := tmp_path / f"{module}-1.0.dist-info").mkdir()
+            (about / "METADATA").write_text(f"Name: {module}\nVersion: 1.0\n")
+            (about / "entry_points.txt").write_text("\n".join(["[ffedit.metrics]", *points]))
+            patch.syspath_prepend(tmp_path)
+            vars(METRICS).pop("_loaded", None)
+
+        yield install
+    vars(METRICS).pop("_loaded", None)
+
+
+def test_a_metric_of_another_package_that_should_stay_is_damaged_where_it_falls(install: Callable[..., None]) -> None:
+    code = (
         "from ffedit.evaluator.metrics import metric\n"
         "def falls(q, now, before):\n    return float(now is before)\n"
         "for name, unit, direction in (('steady', 'share', 'keep'), ('steady_magnitude', 'probability', 'keep'),\n"
@@ -233,52 +240,33 @@ def test_a_metric_of_another_package_that_should_stay_is_damaged_where_it_falls(
         "    falls.__name__ = name\n"
         "    globals()[name] = metric(unit, direction, 'holds', 'nowhere')(falls)\n"
     )
-    (about := tmp_path / "holding-1.0.dist-info").mkdir()
-    (about / "METADATA").write_text("Name: holding\nVersion: 1.0\n")
     names = ["steady", "steady_magnitude", "calm", "size", "rises"]
-    (about / "entry_points.txt").write_text(
-        "\n".join(["[ffedit.metrics]", *(f"{name} = holding:{name}" for name in names)])
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    vars(METRICS).pop("_loaded", None)
-    try:
-        fact = Fact("Eiffel tower", "the {} is located in", "Paris .", "Rome")  # what the model says
-        found = evaluate(zoo.trained("gpt2"), fact, edited=zoo.trained("gpt2"))
-        assert (found.before.steady, found.after and found.after.steady) == (1, 0)
-        assert list(found.verdict.damage) == ["steady", "calm"], "a magnitude is judged by its rate"
-        assert found.verdict.outcome == "took with damage"
-        assert "steady fell from 1.00 to 0.00 and calm fell from 1.00 to 0.00" in found.verdict.text
-        row = next(line for line in shown(before_after(found)).splitlines() if line.startswith("steady"))
-        assert "keep" in row and "−1.00 !" in row, "the headline shows it, too"
-        steady = next(row for row in score_rows(evaluated(zoo.trained("gpt2"), found)) if row["name"] == "steady")
-        assert steady["harm"] is True
-    finally:
-        monkeypatch.undo()
-        vars(METRICS).pop("_loaded", None)
+    install("holding", code, *(f"{name} = holding:{name}" for name in names))
+    fact = Fact("Eiffel tower", "the {} is located in", "Paris .", "Rome")  # what the model says
+    found = evaluate(zoo.trained("gpt2"), fact, edited=zoo.trained("gpt2"))
+    assert (found.before.steady, found.after and found.after.steady) == (1, 0)
+    assert list(found.verdict.damage) == ["steady", "calm"], "a magnitude is judged by its rate"
+    assert found.verdict.outcome == "took with damage"
+    assert "steady fell from 1.00 to 0.00 and calm fell from 1.00 to 0.00" in found.verdict.text
+    row = next(line for line in shown(before_after(found)).splitlines() if line.startswith("steady"))
+    assert "keep" in row and "−1.00 !" in row, "the headline shows it, too"
+    steady = next(row for row in score_rows(evaluated(zoo.trained("gpt2"), found)) if row["name"] == "steady")
+    assert steady["harm"] is True
 
 
-def test_metrics_of_other_packages_are_metrics_like_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "odd.py").write_text(
+def test_metrics_of_other_packages_are_metrics_like_ours(install: Callable[..., None]) -> None:
+    code = (
         "from ffedit.evaluator.metrics import knew, metric\n"
         "plain = lambda q, now, before: 0.5\nCOUNT = 3\n"
         "@metric('share', 'up', 'neighbors said', 'nowhere', generates=['neighbors'])\n"
         "def said(q, now, before):\n    return float(all(now.generations.says(pair.true) for pair in q.neighbors))\n"
     )
-    (about := tmp_path / "odd-1.0.dist-info").mkdir()
-    (about / "METADATA").write_text("Name: odd\nVersion: 1.0\n")
     points = ["said = odd:said", "plain = odd:plain", "knew = odd:knew", "count = odd:COUNT", "to_dict = odd:plain"]
-    (about / "entry_points.txt").write_text("\n".join(["[ffedit.metrics]", *points]))
-    monkeypatch.syspath_prepend(tmp_path)
-    vars(METRICS).pop("_loaded", None)
-    try:
-        assert list(METRICS)[-2:] == ["said", "plain"] and METRICS["said"].package == "odd"
-        assert set(METRICS.broken) == {"knew (odd)", "count (odd)", "to_dict (odd)"}
-        assert "there is 'knew' already, of ffedit" in METRICS.broken["knew (odd)"]
-        near = Fact("Eiffel tower", "the {} is in", "Rome", "Paris", neighbors=["Nile river stands in"])
-        (found,) = Evaluation(zoo.shared("gpt2"), [near]).before
-        assert found.scores.said in (0, 1) and found.scores.plain == 0.5
-        assert set(intervals({"said": [1.0] * 9, "plain": [0.5] * 9})) == {"said", "plain"}
-    finally:
-        monkeypatch.undo()
-        vars(METRICS).pop("_loaded", None)
-    assert "said" not in METRICS
+    install("odd", code, *points)
+    assert list(METRICS)[-2:] == ["said", "plain"] and METRICS["said"].package == "odd"
+    assert set(METRICS.broken) == {"knew (odd)", "count (odd)", "to_dict (odd)"}
+    assert "there is 'knew' already, of ffedit" in METRICS.broken["knew (odd)"]
+    near = Fact("Eiffel tower", "the {} is in", "Rome", "Paris", neighbors=["Nile river stands in"])
+    (found,) = Evaluation(zoo.shared("gpt2"), [near]).before
+    assert found.scores.said in (0, 1) and found.scores.plain == 0.5
+    assert set(intervals({"said": [1.0] * 9, "plain": [0.5] * 9})) == {"said", "plain"}

@@ -177,7 +177,7 @@ def same(found: Mapping[str, Any], expected: Mapping[str, float | None]) -> None
         assert found[name] == (None if value is None else pytest.approx(value, abs=1e-5)), name
 
 
-@pytest.mark.parametrize(("family", "bos"), [("gpt2", False), ("gpt_neo", True), ("llama", False)])
+@pytest.mark.parametrize(("family", "bos"), [("gpt_neo", True), ("llama", False)])
 def test_neighbors_behind_the_edit_portability_and_locality(family: str, bos: bool) -> None:
     editable = zoo.trained(family, bos)
     plain, evaluation = Plain(editable), Evaluation(editable, FACTS, full=True)
@@ -202,9 +202,8 @@ def test_neighbors_behind_the_edit_portability_and_locality(family: str, bos: bo
     assert before[0][0]["portability"] == 0.5 and before[0][0]["portability_token_accuracy"] == 0.375
 
 
-@pytest.mark.parametrize(("family", "bos"), [("gpt2", False), ("llama", True)])
-def test_sampled_text_its_entropy_and_its_consistency(family: str, bos: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    editable = zoo.build(family, bos)
+def test_sampled_text_its_entropy_and_its_consistency(monkeypatch: pytest.MonkeyPatch) -> None:
+    editable = zoo.build("llama", True)
     plain, real = Plain(editable), generation.continuations
     drawn: list[tuple[list[float], list[int]]] = []
 
@@ -240,11 +239,3 @@ def test_sampled_text_its_entropy_and_its_consistency(family: str, bos: bool, mo
     with changed(editable):
         after = check(evaluation.scores())
     assert all(a != b for a, b in zip(before, after, strict=True))
-
-
-def test_the_plain_entropy_and_cosine_are_those_of_cases_by_hand() -> None:
-    # Bigrams ab bc ca ab: 2, 1, 1 of 4; trigrams abc bca cab: 1, 1, 1.
-    assert entropy("a b c a b") == pytest.approx((2 / 3 * 1.5 + 4 / 3 * math.log2(3)) / 2)
-    weight = math.log(3 / 2) + 1
-    found = cosine("Football, a piano", ["football is fun"], ["football is fun", "football pitch"])
-    assert found == pytest.approx(1 / math.sqrt(1 + 2 * weight**2))
