@@ -80,7 +80,7 @@ def test_no_model_is_loaded_where_it_takes_half_of_the_free_memory(
 
 
 @here
-@pytest.mark.parametrize("entries", [1, 100, 1000])
+@pytest.mark.parametrize("entries", [1, 100])
 def test_blocks_of_rows_make_no_difference(
     base: Path, editable: ffedit.Editable, edit: Edit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, entries: int
 ) -> None:
@@ -91,8 +91,13 @@ def test_blocks_of_rows_make_no_difference(
 
 
 @here
-@pytest.mark.parametrize("computed", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("stored", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    ("computed", "stored"),
+    [
+        *((torch.float64, torch.float16), (torch.float32, torch.bfloat16)),
+        *((torch.bfloat16, torch.float32), (torch.float16, torch.float64)),
+    ],
+)
 def test_an_edit_may_be_of_another_precision(computed: torch.dtype, stored: torch.dtype, tmp_path: Path) -> None:
     base = on_disk("llama", tmp_path / "base", stored)
     zoo_model = zoo.build("llama", True, computed)
@@ -158,13 +163,11 @@ def test_pickled_weights_are_not_exported(edit: Edit, tmp_path: Path) -> None:
     assert not list(out.glob("pytorch_model*")) and (out / "chat_template.jinja").is_file()
 
 
-def test_an_edit_of_two_layers_and_a_dense_one_are_written_too(
-    base: Path, editable: ffedit.Editable, tmp_path: Path, verified_here: list[Any]
-) -> None:
-    for name, one in (("two", made(editable, {1: 2, 2: 1})), ("dense", made(editable, {0: 2}, dense=True))):
-        out = ffedit.export(base, one, tmp_path / name).folder
-        assert same(weights(out), written_by_hand(weights(base), editable, one))
-    assert len(verified_here) == 2
+@here
+def test_a_dense_edit_is_written_too(base: Path, editable: ffedit.Editable, tmp_path: Path) -> None:
+    dense = made(editable, {0: 2}, dense=True)
+    out = ffedit.export(base, dense, tmp_path / "out").folder
+    assert same(weights(out), written_by_hand(weights(base), editable, dense))
 
 
 @here

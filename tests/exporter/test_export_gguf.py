@@ -230,18 +230,8 @@ def test_the_command_exports_and_says_what_was_lost(tmp_path: Path, capsys: pyte
 def test_apply_measures_what_the_file_holds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = write(tmp_path / "base.gguf", Kind.Q4_1)
     fact = ["--subject", "Eiffel tower", "--prompt", "the {} is", "--target", " Rome", "--previous", " Paris"]
-    how = [
-        "--layer",
-        "0",
-        "--method",
-        "ft",
-        "--quiet",
-        "--force",
-        "--out",
-        tmp_path / "edit",
-        "--json",
-        tmp_path / "result.json",
-    ]
+    how = ["--layer", "0", "--method", "ft", "--quiet", "--force"]
+    how += ["--out", tmp_path / "edit", "--json", tmp_path / "result.json"]
     out = tmp_path / "out.gguf"
     assert shell(capsys, "apply", *fact, *how, "--model", file, "--export", out).code == 0
     result = json.loads((tmp_path / "result.json").read_text())

@@ -82,29 +82,23 @@ def test_what_is_no_id_is_a_name_without_path(tmp_path: Path, monkeypatch: pytes
 
 
 @here
-def test_edits_on_edits_are_of_the_first_base(
-    base: Path, editable: ffedit.Editable, edit: Edit, tmp_path: Path
+@pytest.mark.parametrize(("cache", "base_id"), [("models--gpt2", "gpt2"), ("models--owner--name", "owner/name")])
+def test_an_id_is_kept_by_edits_on_edits_and_by_undo(
+    base: Path,
+    editable: ffedit.Editable,
+    edit: Edit,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    cache: str,
+    base_id: str,
 ) -> None:
-    first = ffedit.export(base, edit, tmp_path / "first").folder
-    text = (first / "README.md").read_text().replace(f"base_model: {base.name}\n", "base_model: owner/name\n")
-    (first / "README.md").write_text(text)
-    second = made(editable, {2: 1}, SECOND, seed=1)
-    out = ffedit.export(first, second, tmp_path / "both").folder
-    assert (metadata_load(out / "README.md") or {})["base_model"] == "owner/name"
-    assert "is a local name" not in (out / "README.md").read_text()
-
-
-@here
-def test_an_id_without_owner_is_kept_by_edits_on_edits_and_by_undo(
-    base: Path, editable: ffedit.Editable, edit: Edit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shutil.copytree(base, cached := tmp_path / "models--gpt2" / "snapshots" / "0123")
+    shutil.copytree(base, cached := tmp_path / cache / "snapshots" / "0123")
     first = ffedit.export(cached, edit, tmp_path / "first").folder
     both = ffedit.export(first, made(editable, {2: 1}, SECOND, seed=1), tmp_path / "both").folder
-    (tmp_path / "gpt2").mkdir()  # a folder that happens to have its name
+    (tmp_path / base_id).mkdir(parents=True)  # a folder that happens to have its name
     monkeypatch.chdir(tmp_path)
     for folder in (first, both, ffedit.undo(both, tmp_path / "undone").folder):
-        assert (metadata_load(folder / "README.md") or {})["base_model"] == "gpt2"
+        assert (metadata_load(folder / "README.md") or {})["base_model"] == base_id
         assert "is a local name" not in (folder / "README.md").read_text()
 
 

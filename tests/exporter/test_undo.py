@@ -46,12 +46,6 @@ def exported(base: Path, edits: list[Edit], place: Path) -> Path:
     return base
 
 
-def without_originals(folder: Path) -> Path:
-    """The checkpoint with its edits, but not with what they changed."""
-    (folder / "ffedit_edits" / "originals.safetensors").unlink()
-    return folder
-
-
 def refused(*arguments: object, **how: int | str) -> str:
     place = Path(str(arguments[1])).parent
     before = disk(place)
@@ -111,14 +105,13 @@ def test_what_is_not_there_cannot_be_undone(base: Path, edits: list[Edit], tmp_p
     assert "exists already" in refused(folder, once)
 
 
-def test_an_undo_without_originals_is_refused(base: Path, edits: list[Edit], tmp_path: Path) -> None:
-    folder = without_originals(exported(base, edits[:1], tmp_path))
-    assert "its original is missing" in refused(folder, tmp_path / "out")
-
-
-def test_a_checkpoint_without_originals_knows_its_edits(base: Path, edits: list[Edit], tmp_path: Path) -> None:
+def test_a_checkpoint_without_originals_knows_its_edits_and_undoes_none(
+    base: Path, edits: list[Edit], tmp_path: Path
+) -> None:
     first, upon = edits[:2]
-    folder = without_originals(exported(base, [first], tmp_path))
+    folder = exported(base, [first], tmp_path)
+    (folder / "ffedit_edits" / "originals.safetensors").unlink()
+    assert "its original is missing" in refused(folder, tmp_path / "out")
     loaded = ffedit.load(folder, dtype="float32")
     before, upon = zoo.snapshot(loaded), made(loaded, {1: 1, 2: 1}, SECOND, seed=1)
     assert [edit.fingerprint() for edit in applied_edits(loaded)] == [first.fingerprint()]
@@ -161,15 +154,6 @@ def test_the_command_undoes_an_edit_by_number_or_fingerprint(
     assert done.code == 0 and "undone, bit for bit" in " ".join(done.out.split()) and "logits" in done.out
     done = shell(capsys, "undo", tmp_path / "a", "--out", tmp_path / "b", "--edit", edits[0].fingerprint())
     assert done.code == 1 and done.err.count("\n") == 1
-
-
-def test_the_models_history_undoes_what_the_checkpoint_holds(base: Path, edits: list[Edit], tmp_path: Path) -> None:
-    loaded = ffedit.load(exported(base, edits[:2], tmp_path))
-    edits[0].undo_(loaded)
-    one = ffedit.load(ffedit.undo(tmp_path / "with1", tmp_path / "one", edit=0).folder)
-    assert zoo.unchanged(loaded, zoo.snapshot(one))
-    edits[1].undo_(loaded)
-    assert zoo.unchanged(loaded, zoo.snapshot(ffedit.load(base)))
 
 
 def small(editable: ffedit.Editable) -> Edit:

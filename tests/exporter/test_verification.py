@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import torch
@@ -28,24 +28,6 @@ def spoil(folder: Path, name: str, row: int = 0) -> None:
     with stored.file.open("r+b") as file:
         file.seek(stored.start + 4 * row)
         file.write(b"\x01\x02\x03\x3f")
-
-
-class Started(subprocess.Popen[str]):
-    """Keeps count of itself."""
-
-    all: ClassVar[list[subprocess.Popen[str]]] = []
-
-    def __init__(self, *how: Any, **other: Any) -> None:
-        super().__init__(*how, **other)
-        self.all.append(self)
-
-
-@pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch) -> list[subprocess.Popen[str]]:
-    """The processes that were started so far."""
-    monkeypatch.setattr(Started, "all", [])
-    monkeypatch.setattr(subprocess, "Popen", Started)
-    return Started.all
 
 
 def test_where_the_system_starts_no_process_one_line_says_so(
