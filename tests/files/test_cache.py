@@ -241,31 +241,13 @@ def test_a_limit_that_is_none_is_one_line(
 # Statistics ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("family", ["gpt2", "llama"])
-def test_statistics_are_collected_once(family: str) -> None:
-    editable = zoo.build(family)
+def test_statistics_are_collected_once() -> None:
+    editable = zoo.build("gpt2")
     first = collect_moments(editable, editable.memories[1], SAMPLED)
-    assert not collects(editable) and not collects(zoo.build(family)), "the same weights, loaded again"
+    assert not collects(editable) and not collects(zoo.build("gpt2")), "the same weights, loaded again"
     again = collect_moments(editable, editable.memories[1], SAMPLED)
-    assert torch.equal(first.sum, again.sum) and first.count == again.count == again.count
+    assert torch.equal(first.sum, again.sum) and first.count == again.count
     assert first.count == SAMPLED.tokens and SAMPLED.path is None and "sampled" in first.source
-
-
-def test_statistics_are_the_second_moment_of_the_real_keys(tmp_path: Path) -> None:
-    editable = zoo.build("llama")
-    text = "the Eiffel tower is located in Paris . the old river flows through Rome . " * 12
-    (tmp_path / "text.txt").write_text(text)
-    moments = collect_moments(editable, editable.memories[1], Corpus(tmp_path / "text.txt", 150))
-    ids = editable.tokenizer(text)["input_ids"][:150]
-    keys: list[torch.Tensor] = []
-    hook = editable.memories[1].module.register_forward_pre_hook(lambda _, args: keys.append(args[0][0].double()))
-    with torch.no_grad():
-        for first in range(0, 150, 64):
-            editable.model(input_ids=torch.tensor([ids[first : first + 64]]))
-    hook.remove()
-    every = torch.cat([some[1:] for some in keys])  # a row's first has no weight
-    torch.testing.assert_close(moments.sum, every.T @ every * 150 / len(every), rtol=1e-4, atol=1e-3)
-    assert moments.count == 150 and "text.txt" in moments.source
 
 
 def test_statistics_of_other_weights_layers_and_counts_are_not_taken() -> None:
@@ -303,6 +285,7 @@ def test_statistics_of_another_text_are_not_taken(tmp_path: Path) -> None:
     assert collects(editable, Corpus(path, tokens=50))
     path.write_text("the new tower stands in Rome " * 20)
     assert collects(editable, Corpus(path, tokens=60))
+    assert "text.txt" in collect_moments(editable, editable.memories[1], Corpus(path, tokens=60)).source
 
 
 def test_statistics_of_another_tokenizer_are_not_taken(tmp_path: Path) -> None:
