@@ -19,6 +19,7 @@ from ffedit import ModelError
 from ffedit.algebra.low_rank import LowRank
 
 MATRIX = "model.layers.1.mlp.down_proj.weight"
+Pair = Callable[..., tuple[Path, Path]]
 
 
 def thin(d_out: int, d_in: int, rank: int, seed: int = 0) -> LowRank:
@@ -31,7 +32,7 @@ def scaled(delta: LowRank, weight: torch.Tensor, ratio: float) -> LowRank:
 
 
 @pytest.fixture
-def pair(tmp_path: Path) -> Callable[..., tuple[Path, Path]]:
+def pair(tmp_path: Path) -> Pair:
     """Two folders of one model in `dtype`, the second rewritten by a function of its tensors."""
 
     def make(
@@ -48,7 +49,7 @@ def pair(tmp_path: Path) -> Callable[..., tuple[Path, Path]]:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_an_edit_is_found_with_its_size(pair: Callable[..., tuple[Path, Path]], dtype: torch.dtype) -> None:
+def test_an_edit_is_found_with_its_size(pair: Pair, dtype: torch.dtype) -> None:
     weight = zoo.build("llama", dtype=dtype).memories[1].value
     delta = scaled(thin(32, 48, 2), weight, 0.2)
 
@@ -65,7 +66,7 @@ def test_an_edit_is_found_with_its_size(pair: Callable[..., tuple[Path, Path]], 
     assert not (found.missing or found.added or found.reshaped or found.retyped)
 
 
-def test_entries_that_round_back_are_not_in_the_share(pair: Callable[..., tuple[Path, Path]]) -> None:
+def test_entries_that_round_back_are_not_in_the_share(pair: Pair) -> None:
     def edit(tensors: dict[str, torch.Tensor]) -> None:
         delta = scaled(thin(32, 48, 1), tensors[MATRIX], 0.002)
         tensors[MATRIX] = (tensors[MATRIX].double() + delta.dense).bfloat16()
@@ -76,7 +77,7 @@ def test_entries_that_round_back_are_not_in_the_share(pair: Callable[..., tuple[
     assert 0 < change.share < 0.9 and change.share == pytest.approx(float((ours != theirs).double().mean()))
 
 
-def test_everything_that_differs_is_named(pair: Callable[..., tuple[Path, Path]]) -> None:
+def test_everything_that_differs_is_named(pair: Pair) -> None:
     def change(tensors: dict[str, torch.Tensor]) -> None:
         del tensors["model.norm.weight"]
         tensors["extra.weight"] = torch.ones(3)
@@ -95,9 +96,7 @@ def test_everything_that_differs_is_named(pair: Callable[..., tuple[Path, Path]]
     json.dumps(found.to_dict())
 
 
-def test_another_precision_is_compared_in_the_coarser(
-    pair: Callable[..., tuple[Path, Path]], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_another_precision_is_compared_in_the_coarser(pair: Pair, capsys: pytest.CaptureFixture[str]) -> None:
     def change(tensors: dict[str, torch.Tensor]) -> None:
         delta = scaled(thin(32, 48, 1), tensors[MATRIX], 0.3)
         tensors[MATRIX] += delta.dense.float()
@@ -112,7 +111,7 @@ def test_another_precision_is_compared_in_the_coarser(
     assert found.same == 0 and many > 20
 
 
-def test_matrices_of_one_tensor_are_compared_one_by_one(pair: Callable[..., tuple[Path, Path]]) -> None:
+def test_matrices_of_one_tensor_are_compared_one_by_one(pair: Pair) -> None:
     base, edited = pair(lambda tensors: None)
     experts = torch.randn(4, 20, 30, generator=torch.Generator().manual_seed(0))
     save_file({"experts": experts}, base / "model.safetensors")
@@ -123,7 +122,7 @@ def test_matrices_of_one_tensor_are_compared_one_by_one(pair: Callable[..., tupl
     assert (change.name, change.shape) == ("experts[2]", (20, 30))
 
 
-def test_a_number_that_is_none_is_a_change(pair: Callable[..., tuple[Path, Path]]) -> None:
+def test_a_number_that_is_none_is_a_change(pair: Pair) -> None:
     def change(tensors: dict[str, torch.Tensor]) -> None:
         tensors[MATRIX][0, 0] = float("nan")
 
@@ -143,7 +142,7 @@ def test_no_difference_is_said_in_words(model: Path, capsys: pytest.CaptureFixtu
 
 
 def test_the_command_shows_what_changed(
-    pair: Callable[..., tuple[Path, Path]], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    pair: Pair, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def change(tensors: dict[str, torch.Tensor]) -> None:
         tensors[MATRIX] += scaled(thin(32, 48, 1), tensors[MATRIX], 0.25).dense.float()

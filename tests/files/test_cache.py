@@ -29,7 +29,7 @@ from ffedit.loading.verify import find_and_verify
 from ffedit.model.editable import Editable
 from ffedit.model.fingerprint import fingerprint
 
-SAMPLED = Corpus(tokens=300)
+SAMPLED = Corpus(tokens=150)
 
 
 @contextmanager
@@ -78,6 +78,16 @@ def test_without_the_variable_the_platforms_folder_is_taken(monkeypatch: pytest.
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert cache.folder() == user_cache_path("ffedit", appauthor=False)
     assert sys.platform != "linux" or cache.folder() == tmp_path / "ffedit"
+
+
+def test_a_user_without_a_home_is_told_where_to_name_a_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nowhere(*_: Any, **__: Any) -> Path:
+        raise RuntimeError("could not determine the home directory")
+
+    monkeypatch.delenv("FFEDIT_CACHE")
+    monkeypatch.setattr(cache, "user_cache_path", nowhere)
+    with pytest.raises(EditError, match=r"home directory.*FFEDIT_CACHE"):
+        cache.folder()
 
 
 # Writing ------------------------------------------------------------------------------------------
@@ -153,7 +163,7 @@ def test_a_cache_that_cannot_be_written_costs_nothing_but_time(
 ) -> None:
     editable = zoo.build("gpt2")
     if trouble == "full":
-        with small_disk(1000):
+        with small_disk(500):
             moments = collect_moments(editable, editable.memories[1], SAMPLED)
         assert cache.entries() == [] and list(cache_folder.rglob(".*")) == []
     else:
@@ -209,6 +219,15 @@ def test_the_least_recently_used_entries_go_first_and_one_in_use_never(monkeypat
         assert list(cache.sizes()) == [paths[key] for key in left]
 
 
+def test_a_clock_that_is_years_ahead_deletes_no_entry_that_was_just_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    used = cache.path("texts", "used", ".txt")
+    cache.write(used, lambda made: made.write_text("a"))
+    real = time.time
+    monkeypatch.setattr(time, "time", lambda: real() + 3 * 365 * cache.DAY)
+    cache.write(cache.path("texts", "other", ".txt"), lambda made: made.write_text("b"))
+    assert used.exists()
+
+
 def test_an_entry_that_another_process_deletes_meanwhile_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
     gone, stays = entry("gone", 600, 9), entry("stays", 600, 8, "other")
     listed = cache.sizes()
@@ -255,8 +274,8 @@ def test_statistics_of_other_weights_layers_and_counts_are_not_taken() -> None:
     assert collects(zoo.build("llama", seed=1))
     assert collects(zoo.build("llama", dtype=torch.bfloat16))
     assert collects(zoo.build("llama"), layer=2)
-    assert collects(zoo.build("llama"), Corpus(tokens=200))
-    assert collects(zoo.build("llama"), Corpus(tokens=300, seed=1))
+    assert collects(zoo.build("llama"), Corpus(tokens=100))
+    assert collects(zoo.build("llama"), Corpus(tokens=150, seed=1))
     editable = zoo.build("llama")
     with torch.no_grad():
         editable.model.get_parameter("model.layers.0.mlp.up_proj.weight")[3, 5] += 0.5

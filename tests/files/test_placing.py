@@ -9,12 +9,13 @@ import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 from shell import disk
 
 from ffedit import EditError
-from ffedit.files.atomic import check_file, check_free, read_whole, write_file, write_text, written
+from ffedit.files.atomic import check_file, check_free, os_errors, read_whole, write_file, write_text, written
 from ffedit.files.placing import beside, placed, sweep
 
 UNFINISHED = ".unfinished"
@@ -193,6 +194,27 @@ def test_an_interrupt_while_a_folder_is_replaced_waits_for_the_last_move(
         (made / "file.safetensors").write_text("new")
     assert disk(tmp_path).keys() == {"model", "model/file.safetensors"}
     assert (tmp_path / "model" / "file.safetensors").read_text() == "new"
+
+
+# What the system refuses ----------------------------------------------------------------------------------
+
+
+def test_a_file_system_without_permissions_is_written_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "chmod", refuse)
+    write_text(tmp_path / "a.txt", "whole")
+    assert (tmp_path / "a.txt").read_text() == "whole"
+
+
+def test_what_libraries_raise_at_a_write_is_named_as_the_disk_s() -> None:
+    with pytest.raises(OSError, match="No space left"), os_errors():
+        raise Exception("No space left on device (os error 28)")  # as tokenizers does
+    full = OSError(28, "No space left on device")
+    with pytest.raises(OSError) as caught, os_errors():
+        raise full
+    assert caught.value is full
 
 
 # Reading --------------------------------------------------------------------------------------------------
