@@ -54,20 +54,13 @@ def expected(asked: Evaluation, places: Sequence[int], only: Sequence[int]) -> d
     }
 
 
-@pytest.mark.parametrize(
-    ("text", "mode"),
-    [("single", Mode("single")), ("batch:10", Mode("batch", 10)), ("sequential", Mode("sequential", 1))],
-)
-def test_modes_are_read(text: str, mode: Mode) -> None:
-    assert Mode.parse(text) == mode and Mode.parse(str(mode)) == mode
-
-
-@pytest.mark.parametrize(
-    "text", ["", "all", "batch", "batch:", "batch:0", "batch:x", "sequential:", "single:2", "batch:-1"]
-)
-def test_unknown_modes_are_refused(text: str) -> None:
-    with pytest.raises(EditError, match="single, batch:N or sequential"):
-        Mode.parse(text)
+def test_modes_are_read_and_unknown_ones_are_refused() -> None:
+    modes = {"single": Mode("single"), "batch:10": Mode("batch", 10), "sequential": Mode("sequential", 1)}
+    for text, mode in modes.items():
+        assert Mode.parse(text) == mode and Mode.parse(str(mode)) == mode
+    for text in ("", "all", "batch", "batch:", "batch:0", "batch:x", "sequential:", "single:2", "batch:-1"):
+        with pytest.raises(EditError, match="single, batch:N or sequential"):
+            Mode.parse(text)
 
 
 def test_chunks_take_every_fact_once_and_cut_no_subject() -> None:
@@ -240,8 +233,13 @@ LONG = "in the city of " * 40
 NILE = {"subject": "Nile river", "prompt": "{} is", "target": "Rome", "previous": "Egypt", "case_id": "long"}
 
 
-@pytest.mark.parametrize("mode", ["single", "batch:3", "sequential"])
-@pytest.mark.parametrize("long", [{"prompt": LONG + "{} is"}, {"generation": [LONG + "{}"]}])
+@pytest.mark.parametrize(
+    ("mode", "long"),
+    [
+        *(("single", {"prompt": LONG + "{} is"}), ("single", {"generation": [LONG + "{}"]})),
+        *(("batch:3", {"generation": [LONG + "{}"]}), ("sequential", {"prompt": LONG + "{} is"})),
+    ],
+)
 def test_a_fact_that_does_not_fit_the_model_is_set_apart(
     editable: Editable, tmp_path: Path, mode: str, long: dict[str, Any]
 ) -> None:

@@ -81,28 +81,6 @@ def test_the_run_goes_on_on_another_machine_and_both_are_named(
     assert "NVIDIA A100, 80 GiB" in there
 
 
-def test_another_release_of_torch_is_another_version(
-    editable: Editable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    out = tmp_path / "out"
-    run(editable, out, some=facts(2), methods=["ft"])
-    monkeypatch.setattr(provenance.torch, "__version__", "99.1.0+cpu")
-    with pytest.raises(EditError, match=r"other versions \(torch .* there, 99.1.0 now\)"):
-        run(editable, out, some=facts(2), methods=["ft"])
-
-
-def test_a_manifest_without_its_machines_is_none(editable: Editable, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    run(editable, out, some=facts(2), methods=["ft"])
-    for damage in ({}, {"hardware": None}, {"hardware": "a machine"}, {"hardware": [{}]}):
-        found = {name: value for name, value in manifest(out).items() if name != "hardware"} | damage
-        (out / "manifest.json").write_text(json.dumps(found))
-        before = disk(out)
-        with pytest.raises(EditError, match="not a manifest"):
-            run(editable, out, some=facts(2), methods=["ft"])
-        assert disk(out) == before
-
-
 def test_a_folder_of_an_earlier_version_is_refused_by_its_version(editable: Editable, tmp_path: Path) -> None:
     """Also where its manifest has another form."""
     (tmp_path / "manifest.json").write_text(json.dumps({"versions": {"ffedit": "0.1.0"}, "hardware": [{"cores": 2}]}))
@@ -110,7 +88,7 @@ def test_a_folder_of_an_earlier_version_is_refused_by_its_version(editable: Edit
         run(editable, tmp_path, some=facts(2), methods=["ft"])
 
 
-def test_what_is_drawn_to_measure_with_is_known_by_its_seed(
+def test_a_run_of_another_torch_of_other_seeds_or_without_its_machines_is_refused(
     editable: Editable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "out"
@@ -119,7 +97,17 @@ def test_what_is_drawn_to_measure_with_is_known_by_its_seed(
     found = manifest(out)
     assert found["run"]["seeds"] == report.run["seeds"] == {**seeds, "bootstrap_draws": intervals.DRAWS}
     assert found["versions"]["ffedit"] == __version__
-    found["run"]["seeds"]["drift"] += 1
-    (out / "manifest.json").write_text(json.dumps(found))
-    with pytest.raises(EditError, match=r"another run \(seeds.drift \d+ there, \d+ now\)"):
-        run(editable, out, some=facts(2), methods=["ft"])
+
+    def refused(content: dict[str, Any], told: str) -> None:
+        (out / "manifest.json").write_text(json.dumps(content))
+        before = disk(out)
+        with pytest.raises(EditError, match=told):
+            run(editable, out, some=facts(2), methods=["ft"])
+        assert disk(out) == before
+
+    for damage in ({}, {"hardware": None}, {"hardware": "a machine"}, {"hardware": [{}]}):
+        refused({name: value for name, value in found.items() if name != "hardware"} | damage, "not a manifest")
+    other = {**found["run"], "seeds": {**found["run"]["seeds"], "drift": seeds["drift"] + 1}}
+    refused({**found, "run": other}, r"another run \(seeds.drift \d+ there, \d+ now\)")
+    monkeypatch.setattr(provenance.torch, "__version__", "99.1.0+cpu")
+    refused(found, r"other versions \(torch .* there, 99.1.0 now\)")

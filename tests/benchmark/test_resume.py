@@ -6,8 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -29,8 +27,6 @@ from ffedit.files.placing import claimed
 from ffedit.model.editable import Editable
 from ffedit.progress import Progress
 
-MODES = ("single", "batch:2", "sequential")
-
 
 @pytest.fixture
 def editable() -> Editable:
@@ -50,20 +46,19 @@ def stopping(after: int) -> Progress:
 
 def test_an_interrupted_run_ends_with_the_same_figures(editable: Editable, tmp_path: Path) -> None:
     """One fact after another; `test_killed` compares the bits of the other modes."""
-    mode = "single"
     before, methods = zoo.snapshot(editable), ("memit", "alphaedit", "ft")
     calls: list[str] = []
-    whole = run(editable, tmp_path / "whole", mode, methods=methods, progress=lambda *stage: calls.append(stage[0]))
+    whole = run(editable, tmp_path / "whole", methods=methods, progress=lambda *stage: calls.append(stage[0]))
     assert len(calls) > 40
     stops = 0
     for after in (3, len(calls) // 3, len(calls) // 4, len(calls) // 4):
         with pytest.raises(KeyboardInterrupt):
-            run(editable, tmp_path / "out", mode, methods=methods, progress=stopping(after))
+            run(editable, tmp_path / "out", methods=methods, progress=stopping(after))
         assert zoo.unchanged(editable, before) and not editable.history.edits
         stops += bool(lines(tmp_path / "out")) if (tmp_path / "out" / "results.jsonl").exists() else 0
     assert stops >= 2, "nothing was there to go on from"
     kept, told = lines(tmp_path / "out"), list[tuple[str, int, int]]()
-    resumed = run(editable, tmp_path / "out", mode, methods=methods, progress=lambda *stage: told.append(stage))
+    resumed = run(editable, tmp_path / "out", methods=methods, progress=lambda *stage: told.append(stage))
     assert [done for stage, done, total in told if (stage, total) == ("ft", 5)][-1] == 5, "with what was there before"
     assert lines(tmp_path / "out")[: len(kept)] == kept, "what was measured is not measured again"
     assert timeless(resumed) == timeless(whole)
@@ -114,13 +109,12 @@ def test_a_failed_edit_is_no_earlier_edit_of_a_resumed_sequence(
     assert timeless(run(editable, tmp_path / "out", "sequential", some, ["alphaedit"])) == timeless(whole)
 
 
-@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(
-    ("owner", "name", "error"),
+    ("mode", "owner", "name", "error"),
     [
-        (Evaluation, "scores", ModelError("not enough memory to read a single text; use a smaller dtype")),
-        (ffedit, "edit", EditError("not enough memory to write 1 fact by ft; write fewer layers")),
-        (ffedit, "edit", ModelError("not enough memory to read a single text; use a smaller dtype")),
+        ("single", Evaluation, "scores", ModelError("not enough memory to read a single text; use a smaller dtype")),
+        ("batch:2", ffedit, "edit", EditError("not enough memory to write 1 fact by ft; write fewer layers")),
+        ("sequential", ffedit, "edit", ModelError("not enough memory to read a single text; use a smaller dtype")),
     ],
 )
 def test_a_run_whose_memory_fails_ends_and_goes_on_where_there_is_enough(
@@ -151,9 +145,12 @@ def test_methods_may_be_added_and_find_the_values(
     assert timeless(added) == timeless(both)
 
 
-@pytest.mark.parametrize(
-    ("other", "words"),
-    [
+def test_a_folder_of_another_run_is_refused_in_words_and_not_replaced_by_one_that_is_refused(
+    editable: Editable, tmp_path: Path
+) -> None:
+    run(editable, tmp_path / "out", methods=["ft"])
+    before = disk(tmp_path / "out")
+    others: list[tuple[dict[str, Any], str]] = [
         ({"some": facts(4)}, r"facts.count 5 there, 4 now"),
         ({"mode": "batch:2"}, r"mode single there, batch:2 now"),
         ({"layers": [0]}, r"layers \[1\] there, \[0\] now"),
@@ -161,16 +158,16 @@ def test_methods_may_be_added_and_find_the_values(
         ({"full": True}, r"full False there, True now"),
         ({"text": __file__}, r"text.fingerprint None there, \w+ now"),
         ({"layers": None, "spread": 2}, r"spread 1 there, 2 now"),
-    ],
-)
-def test_a_folder_of_another_run_is_refused_in_words(
-    editable: Editable, tmp_path: Path, other: dict[str, Any], words: str
-) -> None:
-    run(editable, tmp_path / "out", methods=["ft"])
-    before = disk(tmp_path / "out")
-    with pytest.raises(EditError, match=f"results of another run .*{words}.*--force"):
-        run(editable, tmp_path / "out", methods=["ft"], **other)
-    assert disk(tmp_path / "out") == before
+    ]
+    for other, words in others:
+        with pytest.raises(EditError, match=f"results of another run .*{words}.*--force"):
+            run(editable, tmp_path / "out", **{"methods": ["ft"], **other})
+        assert disk(tmp_path / "out") == before, other
+    refused = ({"layers": [99]}, {"layers": None, "spread": 9}, {"stats": {}, "methods": ["memit"]}, {"text": "/none"})
+    for wrong in refused:
+        with pytest.raises(EditError):
+            run(editable, tmp_path / "out", **{"methods": ["ft"], "force": True, **wrong})
+        assert disk(tmp_path / "out") == before, wrong
 
 
 def test_another_model_or_version_is_refused_and_force_replaces(editable: Editable, tmp_path: Path) -> None:
@@ -188,19 +185,6 @@ def test_another_model_or_version_is_refused_and_force_replaces(editable: Editab
         run(editable, out, methods=["ft"])
     run(editable, out, methods=["ft"], some=facts(2), force=True)
     assert len(lines(out)) == 2 * 4
-
-
-@pytest.mark.parametrize(
-    "other", [{"layers": [99]}, {"layers": None, "spread": 9}, {"stats": {}, "methods": ["memit"]}, {"text": "/none"}]
-)
-def test_results_are_not_replaced_by_a_run_that_is_refused(
-    editable: Editable, tmp_path: Path, other: dict[str, Any]
-) -> None:
-    run(editable, tmp_path / "out", methods=["ft"], some=facts(2))
-    before = disk(tmp_path / "out")
-    with pytest.raises(EditError):
-        run(editable, tmp_path / "out", **{"methods": ["ft"], "force": True, **other})
-    assert disk(tmp_path / "out") == before
 
 
 def test_an_edit_that_lost_its_weights_is_made_anew(editable: Editable, tmp_path: Path) -> None:
@@ -249,22 +233,13 @@ def test_two_runs_at_once_are_refused(editable: Editable, tmp_path: Path) -> Non
     run(editable, out, methods=["ft"], some=facts(2))
 
 
-@contextmanager
-def holding(out: Path) -> Iterator[subprocess.Popen[str]]:
-    """Another process that works on a folder."""
-    code = "from pathlib import Path\nfrom ffedit.files.placing import claimed\n"
-    code += f"with claimed(Path({str(out)!r})):\n    print('held', flush=True)\n    input()\n"
-    with subprocess.Popen(
-        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as other:
-        assert other.stdout is not None and other.stdout.readline() == "held\n"
-        yield other
-        other.kill()
-
-
 def test_the_lock_ends_with_its_process_however_that_ends(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    with holding(out) as other:
+    code = "from pathlib import Path\nfrom ffedit.files.placing import claimed\n"
+    code += f"with claimed(Path({str(out)!r})):\n    print('held', flush=True)\n    input()\n"
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", code], **pipes) as other:
+        assert other.stdout is not None and other.stdout.readline() == "held\n"
         with pytest.raises(EditError, match="another run"), claimed(out):
             pass
         other.kill()
@@ -372,7 +347,7 @@ workers.disband()
 def test_two_processes_find_what_one_finds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Shares of a batch round differently, and the steps of a value amplify that: in float64 by less than is compared.
     editable = zoo.trained("gpt2", True, torch.float64)
-    modes = {mode: ["memit", "ft"] for mode in MODES} | {"sequential:3": ["memit", "alphaedit"]}
+    modes = {mode: ["memit", "ft"] for mode in ("single", "batch:2")} | {"sequential:3": ["memit", "alphaedit", "ft"]}
     (program := tmp_path / "program.py").write_text(PROGRAM.format(modes=modes))
     helpers = str(Path(__file__).parents[1] / "helpers")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (helpers, os.environ.get("PYTHONPATH")))))

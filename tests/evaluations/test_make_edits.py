@@ -18,14 +18,7 @@ from atlas.table import load
 from click.testing import CliRunner
 from common import facts_of
 from follows import Consequences
-from make_edits import (
-    Known,
-    draft,
-    other_facts,
-    relations,
-    set_apart,
-    split,
-)
+from make_edits import Known, draft, other_facts, relations, set_apart, split
 
 import ffedit
 from ffedit import Fact
