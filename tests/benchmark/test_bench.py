@@ -107,9 +107,17 @@ def test_single_edits_are_those_made_by_hand(editable: Editable, tmp_path: Path)
     assert report.methods["memit"].after.scores.efficacy_magnitude == pytest.approx(mean)
 
 
-@pytest.mark.parametrize(("rounds", "choosing"), [(1, ("memit", "ft")), (2, ("memit", "emmet", "alphaedit", "ft"))])
+@pytest.mark.parametrize(
+    ("rounds", "methods", "choosing"),
+    [(1, ("memit", "emmet", "alphaedit", "ft"), ("memit", "ft")), (2, ("memit", "emmet"), ("memit", "emmet"))],
+)
 def test_methods_share_the_values_of_a_batch_unless_these_are_chosen_again(
-    editable: Editable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rounds: int, choosing: Sequence[str]
+    editable: Editable,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    rounds: int,
+    methods: Sequence[str],
+    choosing: Sequence[str],
 ) -> None:
     made: list[str] = []
     real = ffedit.edit
@@ -119,8 +127,7 @@ def test_methods_share_the_values_of_a_batch_unless_these_are_chosen_again(
         return real(editable, some, method, *rest, **named)
 
     monkeypatch.setattr(ffedit, "edit", counted)
-    some, methods = facts(5), ("memit", "emmet", "alphaedit", "ft")
-    config = with_numbers(CONFIG, rounds=rounds)
+    some, config = facts(5), with_numbers(CONFIG, rounds=rounds)
     run(editable, tmp_path / "out", "batch:3", some, methods, config=config)
     assert made == [*choosing] * 2  # once for each of two chunks
     monkeypatch.undo()
