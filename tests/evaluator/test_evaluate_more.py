@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 import zoo
+from changing import changed
 from making import made
 from pages import said
 from shell import FACT as ROW, PROBES, save_model, shell
@@ -68,9 +69,8 @@ def test_where_all_other_facts_follow_from_the_edit_same_subject_is_not_measured
     near = [{"prompt": "Nile river stands in", "target": "Egypt"}]
     fact = Fact("Eiffel tower", "the {} is located in", "Paris", "Rome", ["{} stands in"], near, portability=follows)
     editable = zoo.trained("gpt2")
-    old = editable.memories[1].value.clone()
-    editable.memories[1].value.add_(0.4 * torch.randn(old.shape, generator=torch.Generator().manual_seed(3)))
-    report = evaluate(editable, [fact], edited=zoo.trained("gpt2"))
+    with changed(editable):
+        report = evaluate(editable, [fact], edited=zoo.trained("gpt2"))
     assert report.after is not None and report.before.same_subject is report.after.same_subject is None
     assert report.after.portability is not None and report.after.specificity is not None
     assert "same_subject" not in report.intervals_after and "same_subject" not in report.verdict.damage
@@ -182,7 +182,7 @@ def test_an_unrelated_question_may_be_asked_for_another_reason_by_another_fact()
 def test_generic_text_begins_as_texts_do_and_its_beginning_is_no_text(
     start: str, ids: list[int], sampled: bool, tmp_path: Path
 ) -> None:
-    editable, changed = (find_and_verify(zoo.model("gemma3", seed=seed), zoo.begun(start), "g") for seed in (0, 1))
+    editable, other = (find_and_verify(zoo.model("gemma3", seed=seed), zoo.begun(start), "g") for seed in (0, 1))
     words = "the Eiffel tower is located in Paris . Marie Curie stands in France . "
     (tmp_path / "text.txt").write_text(words * 8)
     generic = GenericText(editable, None if sampled else tmp_path / "text.txt")
@@ -192,13 +192,13 @@ def test_generic_text_begins_as_texts_do_and_its_beginning_is_no_text(
         told = editable.tokenizer(words * 8, add_special_tokens=False)["input_ids"]
         assert generic.rows[0][len(ids) :] == told[: rows.shape[1] - len(ids)]
     with torch.no_grad():
-        logs = [one.model(input_ids=rows).logits.double().log_softmax(-1) for one in (editable, changed)]
+        logs = [one.model(input_ids=rows).logits.double().log_softmax(-1) for one in (editable, other)]
         bare = editable.model(input_ids=rows[:, len(ids) :]).logits.double().log_softmax(-1)
     first = max(1, len(ids))  # the first token that something stands before, and that is text
     expected = [math.exp(-float(log[:, first - 1 : -1].gather(-1, rows[:, first:, None]).mean())) for log in logs]
     kl = (logs[0].exp() * (logs[0] - logs[1])).sum(-1)[:, len(ids) :]
     assert generic.perplexity == pytest.approx(expected[0], rel=1e-5)
-    assert generic.measure(changed) == pytest.approx((float(kl.mean()), expected[1]), rel=1e-4)
+    assert generic.measure(other) == pytest.approx((float(kl.mean()), expected[1]), rel=1e-4)
     assert kl.mean() > 0.1
     without = math.exp(-float(bare[:, :-1].gather(-1, rows[:, len(ids) + 1 :, None]).mean()))
     assert (abs(without / expected[0] - 1) > 1e-3) == bool(ids), "a model that begins with BOS reads otherwise without"

@@ -11,10 +11,10 @@ from ffedit.model.editable import Editable
 
 
 @contextmanager
-def changed(editable: Editable) -> Iterator[None]:
+def changed(editable: Editable, size: float = 0.4) -> Iterator[None]:
     value = editable.memories[1].value
     kept = value.clone()
-    value.add_(0.4 * torch.randn(value.shape, generator=torch.Generator().manual_seed(3)))
+    value.add_(size * torch.randn(value.shape, generator=torch.Generator().manual_seed(3)))
     try:
         yield
     finally:
