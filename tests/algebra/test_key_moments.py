@@ -15,6 +15,7 @@ from ffedit.algebra.key_moments import (
     BLOCK,
     CONVERGED,
     RIDGES,
+    ROUNDING,
     KeyMoments,
     KeyMomentsFitter,
     second_moment,
@@ -165,7 +166,9 @@ def test_what_float32_rounds_away_makes_no_second_moment_indefinite() -> None:
     total = 1e6 * (mean @ mean.T - 14 * 2.0**-23 * rare @ rare.T)  # the most that was measured
     assert float(torch.linalg.eigvalsh(total + 1e-9 * total.trace() / D * torch.eye(D))[0]) < 0
     C = second_moment(total, 1, 1e-9)
-    assert float(torch.linalg.eigvalsh(C)[0]) > 0 and float((C - total).norm()) < 2e-5 * float(total.norm())
+    least = ROUNDING * float(total.norm()) * torch.eye(D, dtype=torch.float64)
+    assert float(torch.linalg.eigvalsh(C)[0]) > 0
+    torch.testing.assert_close(C - total, least, rtol=1e-6, atol=1e-6)
     spread = keys_of(1).double()
     ridge = second_moment(spread.T @ spread, 400, 1e-4) - spread.T @ spread / 400
     median = float(spread.square().mean(0).median())

@@ -316,7 +316,7 @@ def test_nothing_wrong_and_nothing_explained_are_a_line() -> None:
 # The model, errors and commands --------------------------------------------------------------------
 
 
-def test_the_model_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_model_in_one_line() -> None:
     editable = zoo.build("llama", True)
     editable.name = "/a/very/long/path/to/a/folder/of/models/mine"
     text = shown(model_line(editable), 120)

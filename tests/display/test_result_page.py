@@ -11,7 +11,7 @@ import pytest
 import zoo
 from commands import Command, apply, here, loads, run, thorough_apply
 from pages import EVIL, looks_right, needs_nothing_else, poisoned, said, shows_text_only
-from shell import FACT, PROBES
+from shell import FACT, PROBES, disk
 
 from ffedit.benchmark.tables import tables
 from ffedit.display.html.bench import bench_page
@@ -140,3 +140,11 @@ def test_the_page_of_a_benchmark_has_every_table_and_the_damage_first(tmp_path: 
     for table in tables(report):
         assert table.title in words and all(" ".join(row).strip() in words for row in table.rows)
     looks_right(tmp_path, [text])
+
+
+@pytest.mark.parametrize("command", ["apply", "evaluate", "bench"])
+def test_a_page_that_cannot_be_written_is_said_before_the_work(run: Command, here: Path, command: str) -> None:
+    before, more = disk(here), ["--out", "out"] if command == "bench" else []
+    done = run(command, "bare.json", *more, "--model", "not-even-there", "--html", "nowhere/page.html")
+    assert done.code == 1 and done.err.count("\n") == 1 and "nowhere/page.html: cannot be written" in done.err
+    assert disk(here) == before

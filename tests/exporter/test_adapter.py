@@ -197,8 +197,10 @@ def test_an_adapter_that_was_not_tried_promises_no_logits(
     editable = zoo.build("gpt2", True)  # of which there is no base on disk
     assert not ffedit.export(editable, made(editable, {1: 2}), tmp_path / "out", format="adapter").checked.logits
     base = on_disk("gpt2", tmp_path / "base")
-    made(ffedit.load(base), {1: 2}).save(tmp_path / "e")
+    (edit := made(ffedit.load(base), {1: 2})).save(tmp_path / "e")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    checked = ffedit.export(base, edit, tmp_path / "none", format="adapter").checked
+    assert not checked.logits and checked.peft is False
     words = ("export", tmp_path / "e", "--model", base, "--out", tmp_path / "adapter", "--format", "adapter")
     done = shell(capsys, *words)
     assert done.code == 0 and "not tried with PEFT" in done.out and "(logits not compared)" in done.out

@@ -105,6 +105,15 @@ def test_what_is_not_there_cannot_be_undone(base: Path, edits: list[Edit], tmp_p
     assert "exists already" in refused(folder, once)
 
 
+def test_the_models_history_undoes_what_the_checkpoint_holds(base: Path, edits: list[Edit], tmp_path: Path) -> None:
+    loaded = ffedit.load(exported(base, edits[:2], tmp_path))
+    edits[0].undo_(loaded)
+    one = ffedit.load(ffedit.undo(tmp_path / "with1", tmp_path / "one", edit=0).folder)
+    assert zoo.unchanged(loaded, zoo.snapshot(one))
+    edits[1].undo_(loaded)
+    assert zoo.unchanged(loaded, zoo.snapshot(ffedit.load(base)))
+
+
 def test_a_checkpoint_without_originals_knows_its_edits_and_undoes_none(
     base: Path, edits: list[Edit], tmp_path: Path
 ) -> None:

@@ -84,3 +84,9 @@ def test_what_is_no_pair_and_options_that_a_pair_has_no_use_for_are_refused() ->
     for name, value in options.items():
         with pytest.raises(ModelError, match=f"^{name}: a pair"):
             ffedit.load((model, words), **{name: value})
+
+
+def test_a_ready_pair_is_taken_as_it_is() -> None:
+    pair = (zoo.model("llama"), zoo.words())
+    editable = ffedit.load(pair)
+    assert editable.model is pair[0] and editable.tokenizer is pair[1] and not editable.model.training

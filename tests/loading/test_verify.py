@@ -14,6 +14,7 @@ from torch import nn
 from ffedit.errors import ModelError
 from ffedit.loading.verify import find_and_verify
 from ffedit.model.hooks import capture
+from ffedit.model.memory import Address
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_forward_hooks_with_kwargs")
 IDS = torch.tensor([[3, 14, 15, 9, 26]])
@@ -29,6 +30,19 @@ def refusal(model: Any, name: str = "some/model", **options: Any) -> str:
 
 
 # What is found ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", zoo.FAMILIES)
+def test_every_layer_has_one_memory_of_the_right_size(family: str) -> None:
+    editable = zoo.shared(family)
+    assert len(editable.layers) == len(editable.memories) == zoo.DEPTH
+    config = editable.model.config
+    d_ff = getattr(config, "intermediate_size", None) or getattr(config, "ffn_dim", None) or 4 * zoo.WIDTH
+    d_ff = {"gptj": 128, "gpt2_square": 32, "opt": 48, "mpt": 128}.get(family, d_ff)
+    for layer in range(zoo.DEPTH):
+        memory = editable.memories[layer]
+        assert memory.address == Address(layer) and memory.d_ff == d_ff
+        assert list(memory.value.shape) == [zoo.WIDTH, d_ff]
 
 
 @pytest.mark.parametrize("family", ["gpt2", "gpt2_square", "gpt_neo", "llama_square"])

@@ -51,6 +51,18 @@ def test_an_edit_is_applied_in_place_once_and_not_twice() -> None:
     assert zoo.unchanged(editable, after)
 
 
+def test_originals_are_kept_once_and_let_go() -> None:
+    editable, edits = apart("llama", torch.float32)
+    edits[0].apply_(editable)
+    kept = editable.history.originals[Address(1)]
+    edits[1].apply_(editable)
+    assert editable.history.originals[Address(1)] is kept and len(editable.history.originals) == 3
+    edits[0].undo_(editable)
+    assert set(editable.history.originals) == {Address(1), Address(2)}
+    edits[1].undo_(editable)
+    assert not editable.history.originals and not editable.history.edits
+
+
 def test_undoing_an_edit_twice_or_before_it_is_applied_is_refused() -> None:
     editable, (first, second, _) = apart("llama", torch.float32)
     before = zoo.snapshot(editable)

@@ -21,6 +21,10 @@ from ffedit.model.memory import Address, KeyValueMemory
 from ffedit.model.roles import Role, register_activation
 
 IDS = torch.tensor([[3, 14, 15, 9, 26], [5, 35, 8, 9, 7]])
+PLAIN = {
+    *("gpt2", "gpt2_square", "gpt_neo", "gptj", "gpt_neox", "opt", "bloom", "mpt", "codegen", "phi", "starcoder2"),
+    *("falcon", "falcon_new", "falcon_alibi"),
+}
 
 
 @pytest.fixture(autouse=True)
@@ -67,6 +71,13 @@ def test_attention_over_the_memories_is_the_layer(family: str) -> None:
         rows = editable.memories[layer].key_rows
         assert rows.tensors().rows.shape == (editable.memories[layer].d_ff, zoo.WIDTH)
         assert rows.gated == (rows.tensors().up is not None)
+
+
+@pytest.mark.parametrize("family", zoo.FAMILIES)
+def test_gated_families_are_told_apart(family: str) -> None:
+    rows = zoo.shared(family).memories[1].key_rows
+    assert rows.gated == (family not in PLAIN)
+    assert rows.role.fused == (family in ("phi3", "glm"))
 
 
 @pytest.mark.parametrize("family", ["gpt2", "phi3", "gemma2"])

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 import zoo
-from golden import GOLDEN, LAYER, bits, described, numbers
+from golden import GOLDEN, LAYER, bits, described, micro, numbers
 
 import ffedit
 from ffedit import Address, Edit
@@ -123,3 +123,7 @@ def test_a_golden_trace_and_recipe_are_read(folder: Path, expected: dict[str, An
     recipe = read_recipe(folder / "recipe.yaml")
     rome = Edit.load(folder / "edits" / "rome")
     assert recipe == recipe_of(rome) and recipe["facts"] == [fact.to_dict() for fact in rome.facts]
+
+
+def test_the_script_would_write_the_same_model() -> None:
+    assert micro().d_model == 8
