@@ -1,11 +1,11 @@
 """Products of states with a weight on x86 processors, where torch has a faster way than its own choice.
 
 torch calls MKL for linear layers in float32. For few rows oneDNN is up to three times as fast: a step of generation
-multiplies some rows by each weight, a step of v* some dozens. On AMD's processors it is faster for any number of rows;
-on those with AVX-512, which MKL leaves unused there, twice as fast, for gradients, too. All other gradients are faster
-in MKL, as are products of many rows on Intel's processors (`evaluations/benchmarks/products.py`). The choice depends on
-the processor, the shapes, and whether a weight needs a gradient, so that a computation has the same bits each time.
-torch contains both libraries.
+multiplies some rows by each weight, a step of v* some dozens. On AMD's processors it is faster for any number of rows,
+and for gradients of few rows; on those with AVX-512, which MKL leaves unused there, twice as fast, for all gradients,
+too. All other gradients are faster in MKL, as are products of many rows on Intel's processors
+(`evaluations/benchmarks/products.py`). The choice depends on the processor, the shapes, and whether a weight needs a
+gradient, so that a computation has the same bits each time. torch contains both libraries.
 
 In bfloat16 torch calls oneDNN itself, except for a slice of states, such as those of the last tokens, for which it
 takes 15 to 200 times as long: there the rows are passed as a matrix. A processor without instructions for bfloat16
@@ -38,7 +38,7 @@ def limits(about: str, unit: str) -> tuple[float, float]:
     `about` is a text that names the processor's vendor, `unit` torch's name for its vector instructions.
     """
     if "AuthenticAMD" in about:
-        return float("inf"), float("inf") if unit == "AVX512" else 0
+        return float("inf"), float("inf") if unit == "AVX512" else 32
     return 256, 0
 
 
