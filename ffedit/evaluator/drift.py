@@ -37,6 +37,7 @@ from ffedit.model.fingerprint import fingerprint
 from ffedit.model.hooks import capture
 from ffedit.model.storage import device_of
 from ffedit.model.tokenization import plain_ids
+from ffedit.progress import Progress, silent
 
 Out = TypeVar("Out")
 
@@ -68,8 +69,14 @@ class GenericText:
         EditError: the file cannot be read, or is too short.
     """
 
-    def __init__(self, editable: Editable, path: str | Path | None = None, layer: int | None = None) -> None:
-        self._editable, self._layer = editable, layer if path is None else None
+    def __init__(
+        self,
+        editable: Editable,
+        path: str | Path | None = None,
+        layer: int | None = None,
+        progress: Progress = silent,
+    ) -> None:
+        self._editable, self._layer, self._progress = editable, layer if path is None else None, progress
         if path is None:
             self.rows = own_text(editable, DRIFT_ROWS, min(DRIFT_TOKENS, editable.max_tokens), DRIFT_SEED)
         else:
@@ -155,6 +162,7 @@ class GenericText:
                 else:
                     divergences.append(divergence(log_softmax(old).float().to(log_probs.device), log_probs).cpu())
             scored, moved = (torch.cat(side).view(ids.shape) for side in (following, divergences))
+            self._progress("measuring drift", indices[-1] + 1, len(self.rows))
             return scored[:, max(0, start - 1) : -1].flatten(), moved[:, start:].flatten()
 
         return self._in_batches(read, range(len(rows)), LOGITS // vocabulary)

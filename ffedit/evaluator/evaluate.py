@@ -120,7 +120,8 @@ class Evaluation:
         divergences: dict[Context, float] = {}
         texts = dict.fromkeys(text for q in prompts for text in q.texts)
         kinds = {kind for metric in METRICS.values() for kind in metric.generates}
-        generations = Generations(editable, (request for q in prompts for request in requests(q, kinds)))
+        wanted = (request for q in prompts for request in requests(q, kinds))
+        generations = Generations(editable, wanted, self._progress)
 
         def follow(result: Pass[Tensor], argmax: Mapping[Context, int]) -> None:
             if rows := [i for i, context in enumerate(result.contexts) if context in self._reference.contexts]:
@@ -136,7 +137,7 @@ class Evaluation:
         else:
             generations.begin_rest()
         groups = [q.generation for q in prompts]
-        texts_of = dict(zip(groups, sampled(editable, groups), strict=True))
+        texts_of = dict(zip(groups, sampled(editable, groups, self._progress), strict=True))
         return Responses(answers, generations, divergences, texts_of, self._weights)
 
 
@@ -198,7 +199,7 @@ def evaluate(
     measured = edit is not None or edited is not None
     lowest = None if edit is None else min(edit.layers, default=None)
     generic = process_group.in_all(
-        lambda: GenericText(editable, text, layer=lowest) if measured or text is not None else None
+        lambda: GenericText(editable, text, lowest, progress) if measured or text is not None else None
     )
     rows = generic.rows if generic is not None and text is not None else None
     agree(

@@ -39,6 +39,7 @@ from ffedit.model.editable import Editable
 from ffedit.model.hooks import other_weight
 from ffedit.model.memory import KeyValueMemory
 from ffedit.model.tokenization import Encoded, decode
+from ffedit.progress import Progress, silent
 
 # Numbers of tokens of an answer that reports show, and of a text that is checked for repetition.
 SAID_TOKENS, TEXT_TOKENS = 8, 40
@@ -110,8 +111,8 @@ def _as_long(prompt: Prompt) -> GenerationRequest:
 class Generations:
     """Greedy continuations of prompts, as token ids: `follow` begins them, `finish` completes the unsettled ones."""
 
-    def __init__(self, editable: Editable, requests: Iterable[GenerationRequest]) -> None:
-        self._editable, self._stops = editable, editable.ends
+    def __init__(self, editable: Editable, requests: Iterable[GenerationRequest], progress: Progress = silent) -> None:
+        self._editable, self._stops, self._progress = editable, editable.ends, progress
         self._requests: dict[Context, list[GenerationRequest]] = defaultdict(list)
         # Texts for which the token behind the answer is needed, too.
         self.closed: set[Encoded] = set()
@@ -166,7 +167,7 @@ class Generations:
             if prompt not in self._said and (count := self._begin(prompt)):
                 rest[count].append(prompt)
         for count, prompts in sorted(rest.items()):
-            new = generation.continuations(self._editable, prompts, count, intervene=intervene)
+            new = generation.continuations(self._editable, prompts, count, intervene=intervene, progress=self._progress)
             self._said.update({prompt: tuple(ids) for prompt, ids in zip(prompts, new, strict=True)})
 
     def _begin(self, prompt: Context) -> int:
@@ -279,7 +280,13 @@ def _go_on(
 
         state = rows[0][0]
         new = continue_from(
-            state._editable, [prefix for *_, prefix in rows], first, counts, ends=state._stops, step_of=step_of
+            state._editable,
+            [prefix for *_, prefix in rows],
+            first,
+            counts,
+            ends=state._stops,
+            step_of=step_of,
+            progress=state._progress,
         )
         return until([ids[:count] for ids, count in zip(new.tolist(), counts, strict=True)], state._stops)
 
@@ -293,7 +300,7 @@ def prompt_of(text: Encoded) -> Context:
     return text.ids[: text.answer]
 
 
-def sampled(editable: Editable, prompts: Sequence[Sequence[Encoded]]) -> list[list[str]]:
+def sampled(editable: Editable, prompts: Sequence[Sequence[Encoded]], progress: Progress = silent) -> list[list[str]]:
     """Return, by fact, each of its prompts with a sampled continuation, up to `SAMPLED_TOKENS` tokens together.
 
     In a chat, only the assistant's turn is returned. A prompt that one fact has twice is drawn twice.
@@ -308,7 +315,9 @@ def sampled(editable: Editable, prompts: Sequence[Sequence[Encoded]]) -> list[li
             seen[prompt.ids] += 1
             draws.append(np.random.default_rng(int.from_bytes(digest[:8], "big")).random(count))
     numbers = torch.from_numpy(np.array(draws, dtype=np.float64).reshape(len(flat), count))
-    new = generation.continuations(editable, [prompt.ids for prompt in flat], count, numbers=numbers, top=SAMPLED_TOP)
+    new = generation.continuations(
+        editable, [prompt.ids for prompt in flat], count, numbers=numbers, top=SAMPLED_TOP, progress=progress
+    )
     texts = []
     for prompt, ids in zip(flat, new, strict=True):
         drawn = ids[: max(1, SAMPLED_TOKENS - len(prompt.ids))]

@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import partial
 from itertools import chain, takewhile
 from typing import TypeAlias
 
@@ -26,6 +27,7 @@ from ffedit.inference.contexts import NO_MEMORY
 from ffedit.inference.replay import Past, Prefix, cache_of, inputs_after
 from ffedit.model.editable import Editable
 from ffedit.model.tokenization import UNFINISHED, Encoded, decode, pad
+from ffedit.progress import Progress, silent
 
 ANSWER_TOKENS = 8  # tokens of a continuation in which its first word is looked for
 
@@ -138,6 +140,7 @@ def continuations(
     numbers: Tensor | None = None,
     top: int | None = None,
     intervene: Intervention = nullcontext,
+    progress: Progress = silent,
 ) -> list[list[int]]:
     """Return the next `count` token ids of each prompt.
 
@@ -149,26 +152,34 @@ def continuations(
     memory fails, batches are smaller, with the same result.
 
     `intervene` acts on the passes over the prompts themselves. Its changes reach the continuation by the keys and
-    values that these passes leave; in a model without these, each step is such a pass.
+    values that these passes leave; in a model without these, each step is such a pass. `progress` counts steps.
     """
 
-    def continued(rows: Sequence[int]) -> list[list[int]]:
+    def continued(rows: Sequence[int], advance: Progress) -> list[list[int]]:
         choose = greedy if numbers is None else drawn(numbers[list(rows)], top)
         ends: Collection[int] = editable.ends if choose is greedy else ()
         batch_prompts = [prompts[i] for i in rows]
-        return until(_continue(editable, batch_prompts, count, choose, ends, intervene).tolist(), ends)
+        return until(_continue(editable, batch_prompts, count, choose, ends, intervene, advance).tolist(), ends)
 
     lengths = [len(ids) for ids in prompts]
     groups: dict[int, list[int]] = defaultdict(list)
     for i, length in enumerate(lengths):
         groups[0 if editable.ragged and length + count <= editable.max_tokens else length].append(i)
     result: list[list[int]] = [[] for _ in prompts]
-    for members in groups.values():
-        for batch in batches([lengths[i] + count for i in members], TOKENS, (1 + count) * BATCH_COST):
-            rows = [members[i] for i in batch]
-            answers = chain.from_iterable(split_on_oom(continued, rows, ModelError(NO_MEMORY)))
-            for row, new in zip(rows, answers, strict=True):
-                result[row] = new
+    planned = [
+        [members[i] for i in batch]
+        for members in groups.values()
+        for batch in batches([lengths[i] + count for i in members], TOKENS, (1 + count) * BATCH_COST)
+    ]
+    for number, batch in enumerate(planned):
+
+        def advance(stage: str, done: int, total: int, number: int = number) -> None:
+            progress(stage, number * total + done, len(planned) * total)
+
+        work = partial(continued, advance=advance)
+        answers = chain.from_iterable(split_on_oom(work, batch, ModelError(NO_MEMORY)))
+        for row, new in zip(batch, answers, strict=True):
+            result[row] = new
     return result
 
 
@@ -199,6 +210,7 @@ def _continue(
     choose: Chooser,
     ends: Collection[int],
     intervene: Intervention,
+    progress: Progress,
 ) -> Tensor:
     """Return the next tokens of the prompts of one batch, [prompts, tokens], as `continue_from` does."""
     lengths = torch.tensor([len(ids) for ids in prompts])
@@ -211,8 +223,9 @@ def _continue(
     if cache is not None:
         past = Past.of(cache)
         prefixes = [Prefix(past, i, range(len(prompt))) for i, prompt in enumerate(prompts)]
-        return continue_from(editable, prefixes, new, count, choose, ends)
+        return continue_from(editable, prefixes, new, count, choose, ends, progress=progress)
     new, rows = new.repeat(1, count), torch.arange(len(ids))
+    progress("generating", 1, count)
     for step in range(1, count):  # all prompts are of one length
         rows = rows[~_ended(new[rows, step - 1], ends)]
         if not len(rows):
@@ -220,6 +233,8 @@ def _continue(
         with intervene([prompts[i] for i in rows.tolist()]):
             logits = replay.forward(editable, torch.cat([ids, new[:, :step]], 1)[rows], _last(len(rows)))
         new[rows, step:] = choose(logits, step)
+        progress("generating", step + 1, count)
+    progress("generating", count, count)
     return new
 
 
@@ -231,6 +246,7 @@ def continue_from(
     choose: Chooser = greedy,
     ends: Collection[int] = (),
     step_of: Callable[[Tensor], AbstractContextManager[object]] = nullcontext,
+    progress: Progress = silent,
 ) -> Tensor:
     """Continue n rows that have been run; return their next `count` tokens, [n, count], of which the first are known.
 
@@ -244,12 +260,15 @@ def continue_from(
         choose: chooses each next token, of the rows that go on.
         ends: tokens that end a row, which then repeats its last token.
         step_of: makes a context manager for a step of the model, from the numbers of the rows that go on.
+        progress: progress callback, which counts tokens of the row with the largest count.
     """
     lengths = torch.tensor([len(prefix) for prefix in prefixes])
     width, cache = int(lengths.max()), cache_of(prefixes)
     counts = torch.tensor(count).expand(len(lengths))
-    new, rows = first.repeat(1, int(counts.max())), torch.arange(len(lengths))
-    for step in range(1, int(counts.max())):
+    most = int(counts.max())
+    new, rows = first.repeat(1, most), torch.arange(len(lengths))
+    progress("generating", 1, most)
+    for step in range(1, most):
         ended = _ended(new[rows, step - 1], ends) | (counts[rows] <= step)
         if bool(ended.all()):
             break
@@ -261,6 +280,8 @@ def continue_from(
         with step_of(rows):
             logits = replay.logits_at(editable, new[rows, step - 1 : step], inputs, _last(len(rows)))
         new[rows, step:] = choose(logits, step)
+        progress("generating", step + 1, most)
+    progress("generating", most, most)
     return new
 
 

@@ -10,7 +10,7 @@ import zoo
 from torch import nn
 from writing import FACT, SECOND, write
 
-from ffedit import Edit
+from ffedit import Edit, evaluate
 from ffedit.algebra.low_rank import LowRank
 from ffedit.evaluator import evaluate as module
 from ffedit.evaluator.evaluate import Evaluation
@@ -57,3 +57,15 @@ def test_both_states_take_the_steps_of_one(monkeypatch: pytest.MonkeyPatch) -> N
 
     plain, both = run(None), run(edit)
     assert len(plain) == len(both) and sum(shape[0] for shape in both) == 2 * sum(shape[0] for shape in plain)
+
+
+@pytest.mark.parametrize(("family", "full"), [("llama", False), ("qwen3_next", False), ("llama", True)])
+def test_each_stage_of_an_evaluation_is_reported_to_its_end(family: str, full: bool) -> None:
+    editable, calls = zoo.shared(family), list[tuple[str, int, int]]()
+    edit = edit_of(editable)
+    evaluate(editable, [FACT, SECOND], edit, full=full, progress=lambda *call: calls.append(call))
+    ends = {stage: (done, total) for stage, done, total in calls}
+    assert ends.keys() == {"measuring", "generating", "measuring drift"}
+    assert all(0 < done == total for done, total in ends.values())
+    steps = [done for stage, done, _ in calls if stage == "generating"]
+    assert len(set(steps)) > 8, "each step, and not the batch alone"
