@@ -54,9 +54,11 @@ def one_thread() -> None:
 def shared_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """One cache of all processes of a run, for fixtures wider than a test and for tests that use `warm_cache`."""
     base = tmp_path_factory.getbasetemp()
-    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "ffedit-cache"
+    common = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    (models := common / "trained").mkdir(exist_ok=True)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("FFEDIT_CACHE", str(folder))
+        patch.setattr("zoo.SHARED", models)
+        patch.setenv("FFEDIT_CACHE", str(folder := common / "ffedit-cache"))
         yield folder
 
 

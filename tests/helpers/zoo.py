@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import copy
 import functools
+import os
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import torch
 import transformers as hf
+from safetensors.torch import load_model, save_model
 from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
 from tokenizers.decoders import ByteLevel as ByteLevelDecoder
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
@@ -265,8 +269,26 @@ KNOWN = (
 TEMPLATES = ("the {} is located in", "{} stands in", "the city of {} is")
 
 
+# Folder in which the workers of a run leave trained weights for each other: a second to train, and none to read.
+SHARED: Path | None = None
+
+
 @functools.cache
 def _trained(family: str, bos: bool) -> PreTrainedModel:
+    path = None if SHARED is None else SHARED / f"{family}-{bos}.safetensors"
+    if path is not None and path.exists():
+        learner = model(family, gain=4.0)
+        load_model(learner, path)
+        return learner
+    learner = _learned(family, bos)
+    if path is not None:
+        with tempfile.TemporaryDirectory(dir=SHARED) as folder:
+            save_model(learner, made := f"{folder}/weights")
+            os.replace(made, path)
+    return learner
+
+
+def _learned(family: str, bos: bool) -> PreTrainedModel:
     # In float32 the roundings of a processor would decide what eighty steps arrive at.
     learner, tokenizer = model(family, gain=4.0).double(), words(bos)
     grouped = learner.config._experts_implementation
