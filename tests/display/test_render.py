@@ -372,11 +372,23 @@ def test_progress_is_a_bar_on_a_terminal_and_elsewhere_a_line_now_and_then(monke
                     progress(stage, done, 2)
         assert ("tracing" in file.getvalue()) == (not quiet and terminal)
     # A stage has no line before 10 s, the next one when as much time has passed again, and none at its end.
-    # Where less is done than before it begins anew.
+    # Where less is done than before it begins anew; the time of the first step it reports is not known then.
     clock = iter([0, 0, 9, 12, 22, 24, 48, 100, 112])
     monkeypatch.setattr("ffedit.display.terminal.progress_bar.time.monotonic", clock.__next__)
     with progress_bars(console=Console(file=(file := io.StringIO()))) as progress:
         for done in (*range(6), 1, 2):
             progress("tracing", done, 5)
-    anew = "tracing 1/5\ntracing 2/5, 18 s left\n"
+    anew = "tracing 1/5\ntracing 2/5, 36 s left\n"
     assert file.getvalue() == f"tracing 2/5, 18 s left\ntracing 4/5, 6.0 s left\n{anew}"
+
+
+def test_the_line_of_a_benchmark_says_how_long_all_its_facts_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([0, 0, 5, 15, 20, 25, 30, 60])
+    monkeypatch.setattr("ffedit.display.terminal.progress_bar.time.monotonic", clock.__next__)
+    calls = [("measuring", 1, 4), ("measuring", 4, 4), ("rome", 1, 3), ("generating", 1, 40)]
+    calls += [("generating", 40, 40), ("rome", 2, 3), ("generating", 8, 40)]
+    with progress_bars(console=Console(file=(file := io.StringIO()))) as progress:
+        for call in calls:
+            progress(*call)
+    # "rome" began at 15 s, and is the outer stage until all its facts are done.
+    assert file.getvalue() == "rome 1/3\nrome 2/3, 15 s left\nrome 2/3, 45 s left: generating 8/40\n"

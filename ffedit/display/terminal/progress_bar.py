@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress as Bars, TaskID, TextColumn, TimeRemainingColumn
@@ -44,19 +45,43 @@ def progress_bars(quiet: bool = False, console: Console | None = None) -> Iterat
 
 
 def _lines(console: Console) -> Progress:
-    """Return a callback that prints the time left after `INTERVAL`, then each time the elapsed time doubles."""
-    begun = last = time.monotonic()
-    current, reached = "", 0
+    """Return a callback that prints the time left after `INTERVAL`, then each time the elapsed time doubles.
+
+    The elapsed time is that of the outermost stage, as of the facts of a benchmark, whose line ends with the inner one.
+    """
+    last = time.monotonic()
+    going: dict[str, _Stage] = {}  # the oldest first
 
     def advance(stage: str, done: int, total: int) -> None:
-        nonlocal begun, last, current, reached
+        nonlocal last
         now = time.monotonic()
-        if stage != current or done < reached:  # less done than before: the stage begins anew
-            current, begun = stage, now
-        reached = done
-        if done < total and now - last >= max(INTERVAL, last - begun):
-            left = f", {duration((now - begun) * (total - done) / done)} left" if now > begun and done else ""
-            console.print(f"{stage} {done}/{total}{left}", soft_wrap=True, markup=False, highlight=False)
+        if done >= total or (stage in going and done < going[stage].done):  # finished, or begun anew
+            going.pop(stage, None)
+        if done >= total:
+            return
+        current = going.setdefault(stage, _Stage(stage, now, done))
+        current.done, current.total = done, total
+        outer = next((other for other in going.values() if other.done), current)
+        if now - last >= max(INTERVAL, last - outer.begun):
+            line = outer.line(now) if outer is current else f"{outer.line(now)}: {current.line(now)}"
+            console.print(line, soft_wrap=True, markup=False, highlight=False)
             last = now
 
     return advance
+
+
+@dataclass
+class _Stage:
+    """A stage that is not finished yet."""
+
+    name: str
+    begun: float  # time of its first call, s
+    first: int  # steps done by then
+    done: int = 0
+    total: int = 0
+
+    def line(self, now: float) -> str:
+        """Return its name and steps, and the time left where some were done since it began."""
+        steps = self.done - self.first
+        left = f", {duration((now - self.begun) * (self.total - self.done) / steps)} left" if steps else ""
+        return f"{self.name} {self.done}/{self.total}{left}"
