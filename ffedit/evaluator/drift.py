@@ -59,7 +59,7 @@ class GenericText:
     """Text to measure drift and perplexity on, with the states of the unedited model on it.
 
     The text is read from `path`, or sampled from the model where that is None. With `layer`, the weights below it are
-    the same in all later measurements of this model.
+    the same in all later measurements of this model. `progress` counts rows.
 
     Attributes:
         rows: token ids, rows of equal length, each beginning with the model's `start_tokens`.
