@@ -115,7 +115,7 @@ def bench(
             layers = there.get("layers") or spread_below(auto_layer(editable).layer, spread)
         moments = settings.moments_of(editable, facts, plan, configs, sorted(layers), stats, group, progress)
         run |= {"config": settings.numbers_of(configs), "layers": sorted(layers), **settings.statistics_of(moments)}
-        generic = GenericText(editable, generic_text)
+        generic = GenericText(editable, generic_text, progress=progress)
         if force:
             group.by_first(lambda: folder.delete_results(path))
         group.by_first(lambda: folder.write_manifest(path, there, run, machines, unusable))

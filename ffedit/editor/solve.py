@@ -31,7 +31,7 @@ from ffedit.facts.fact import Fact
 from ffedit.files import cache
 from ffedit.model.feed_forward import FeedForward
 from ffedit.model.fingerprint import fingerprint
-from ffedit.progress import Progress
+from ffedit.progress import Progress, part
 from ffedit.version import __version__
 
 
@@ -41,10 +41,7 @@ def solve(method: Method, job: Job) -> Edit:
     batches = [[group] for group in groups] if method.one_by_one else [groups]
     with restored(job.memories):
         for i, batch in enumerate(batches):
-
-            def progress(stage: str, step: int, steps: int, i: int = i) -> None:
-                job.progress(stage, i * steps + step, len(batches) * steps)
-
+            progress = part(job.progress, i, 1, len(batches))
             solved += _solve_batch(method, record, batch, progress, is_last=i + 1 == len(batches))
     return record.edit(solved)
 

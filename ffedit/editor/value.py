@@ -57,7 +57,7 @@ from ffedit.model.editable import Editable
 from ffedit.model.feed_forward import FeedForward
 from ffedit.model.hooks import add_at, capture, frozen
 from ffedit.model.tokenization import Encoded, pad
-from ffedit.progress import Progress, silent
+from ffedit.progress import Progress, part, silent
 
 # A step aims at this multiple of the target probability, so that the last one does not end just below it.
 AIM = 1.1
@@ -142,9 +142,7 @@ def _choose(
         sizes = [size(editable, ff, prompt_set) for prompt_set in prompt_sets]
         missing, budget = range(len(values), len(prompt_sets)), batch_budget(editable, ROOM, SHARES)
         for members in grouped(missing, lambda members: sum(sizes[i] for i in members), budget):
-
-            def advance(stage: str, done: int, total: int, first: int = members[0], count: int = len(members)) -> None:
-                progress(stage, first * total + done * count, len(prompt_sets) * total)
+            advance = part(progress, members[0], len(members), len(prompt_sets))
 
             def choose(batch: Sequence[int], advance: Progress = advance) -> list[Value]:
                 batch_sets = [prompt_sets[i] for i in batch]

@@ -127,10 +127,10 @@ def explain(
     except EditError as error:
         return Explanation((), {}, str(error))
     prompts = questions(editable, facts, facts)
-    before = _generate(editable, (case for q in prompts for case in _cases(q) if case.score in KEPT))
+    before = _generate(editable, (case for q in prompts for case in _cases(q) if case.score in KEPT), progress)
     cases = [[case for case in _cases(q) if case.score in NEW or case.right(before)] for q in prompts]
     with edit.applied(editable):
-        after = _generate(editable, chain.from_iterable(cases))
+        after = _generate(editable, chain.from_iterable(cases), progress)
     wrong: list[WrongAnswer] = []
     for i, (fact, asked) in enumerate(zip(facts, cases, strict=True), 1):
         wrong += _explained(editable, parts, fact, [case for case in asked if not case.right(after)], after)
@@ -202,10 +202,12 @@ def _cases(q: Questions) -> Iterator[_Case]:
         yield from (_Case(score, pair) for pair in pairs)
 
 
-def _generate(editable: Editable, cases: Iterable[_Case], intervene: Intervention = nullcontext) -> Generations:
+def _generate(
+    editable: Editable, cases: Iterable[_Case], progress: Progress = silent, intervene: Intervention = nullcontext
+) -> Generations:
     """Continue the prompts of `cases` with the model in its current state, as far as reports show."""
     requests = ((new_object if case.score in NEW else true_object)(case.pair, SAID_TOKENS) for case in cases)
-    generations = Generations(editable, requests)
+    generations = Generations(editable, requests, progress)
     generations.finish(intervene)
     return generations
 
@@ -224,7 +226,7 @@ def _explained(
                 reasons[case] = str(error)
     index = parts.index(fact.subject) if sites else 0
     at = {prompt_of(text): text.site for text in sites.values()}
-    forced = _generate(editable, sites, adding(parts.ff, parts.deltas[:, index], at))
+    forced = _generate(editable, sites, intervene=adding(parts.ff, parts.deltas[:, index], at))
     for case in cases:
         answer, says = after.answer(case.text), after.begun(case.text)
         wrong = WrongAnswer(case.score, fact.subject, case.pair.prompt, answer, says, None)

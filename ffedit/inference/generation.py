@@ -27,7 +27,7 @@ from ffedit.inference.contexts import NO_MEMORY
 from ffedit.inference.replay import Past, Prefix, cache_of, inputs_after
 from ffedit.model.editable import Editable
 from ffedit.model.tokenization import UNFINISHED, Encoded, decode, pad
-from ffedit.progress import Progress, silent
+from ffedit.progress import Progress, part, silent
 
 ANSWER_TOKENS = 8  # tokens of a continuation in which its first word is looked for
 
@@ -172,11 +172,7 @@ def continuations(
         for batch in batches([lengths[i] + count for i in members], TOKENS, (1 + count) * BATCH_COST)
     ]
     for number, batch in enumerate(planned):
-
-        def advance(stage: str, done: int, total: int, number: int = number) -> None:
-            progress(stage, number * total + done, len(planned) * total)
-
-        work = partial(continued, advance=advance)
+        work = partial(continued, advance=part(progress, number, 1, len(planned)))
         answers = chain.from_iterable(split_on_oom(work, batch, ModelError(NO_MEMORY)))
         for row, new in zip(batch, answers, strict=True):
             result[row] = new

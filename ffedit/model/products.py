@@ -2,8 +2,8 @@
 
 torch calls MKL for linear layers in float32. For few rows oneDNN is up to three times as fast: a step of generation
 multiplies some rows by each weight, a step of v* some dozens. On AMD's processors it is faster for any number of rows,
-and for gradients of few rows; on those with AVX-512, which MKL leaves unused there, twice as fast, for all gradients,
-too. All other gradients are faster in MKL, as are products of many rows on Intel's processors
+and for gradients of few rows. On those with AVX-512, which MKL leaves unused there, it is twice as fast, for all
+gradients, too. All other gradients are faster in MKL, as are products of many rows on Intel's processors
 (`evaluations/benchmarks/products.py`). The choice depends on the processor, the shapes, and whether a weight needs a
 gradient, so that a computation has the same bits each time. torch contains both libraries.
 

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import copy
 import functools
-import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers as hf
-from safetensors.torch import load_model, save_model
 from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
 from tokenizers.decoders import ByteLevel as ByteLevelDecoder
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
+from ffedit.files.resuming import kept
 from ffedit.loading.verify import find_and_verify
 from ffedit.model.editable import Editable
 
@@ -269,22 +267,16 @@ KNOWN = (
 TEMPLATES = ("the {} is located in", "{} stands in", "the city of {} is")
 
 
-# Folder in which the workers of a run leave trained weights for each other: a second to train, and none to read.
+# Folder in which the workers of a run keep trained weights for each other; None: each trains its own.
 SHARED: Path | None = None
 
 
 @functools.cache
 def _trained(family: str, bos: bool) -> PreTrainedModel:
-    path = None if SHARED is None else SHARED / f"{family}-{bos}.safetensors"
-    if path is not None and path.exists():
-        learner = model(family, gain=4.0)
-        load_model(learner, path)
-        return learner
-    learner = _learned(family, bos)
-    if path is not None:
-        with tempfile.TemporaryDirectory(dir=SHARED) as folder:
-            save_model(learner, made := f"{folder}/weights")
-            os.replace(made, path)
+    if SHARED is None:
+        return _learned(family, bos)
+    learner = model(family, gain=4.0)
+    learner.load_state_dict(kept(SHARED / f"{family}-{bos}.safetensors", lambda: _learned(family, bos).state_dict()))
     return learner
 
 

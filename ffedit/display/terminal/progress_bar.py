@@ -55,11 +55,12 @@ def _lines(console: Console) -> Progress:
     def advance(stage: str, done: int, total: int) -> None:
         nonlocal last
         now = time.monotonic()
-        if done >= total or (stage in going and done < going[stage].done):  # finished, or begun anew
-            going.pop(stage, None)
         if done >= total:
+            going.pop(stage, None)
             return
-        current = going.setdefault(stage, _Stage(stage, now, done))
+        if stage in going and done < going[stage].done:  # less done than before: the stage begins anew
+            del going[stage]
+        current = going.setdefault(stage, _Stage(stage, now, first=done))
         current.done, current.total = done, total
         outer = next((other for other in going.values() if other.done), current)
         if now - last >= max(INTERVAL, last - outer.begun):
@@ -77,7 +78,7 @@ class _Stage:
     name: str
     begun: float  # time of its first call, s
     first: int  # steps done by then
-    done: int = 0
+    done: int = 0  # steps done by now
     total: int = 0
 
     def line(self, now: float) -> str:
