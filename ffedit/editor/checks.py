@@ -38,7 +38,8 @@ def in_reach(editable: Editable, facts: Sequence[Fact], method: Method, layers: 
     if not method.statistics:
         return layers
     last = len(editable.layers) - 1
-    texts = (replace(editable.encode(fact.text, fact.new_object, fact.span), fact_token=token) for fact in facts)
+    stated = ((body, fact.new_object, span) for fact in facts for body, span in fact.statements)
+    texts = (replace(editable.encode(*statement), fact_token=token) for statement in stated)
     before_end = [text.site < text.answer - 1 for text in texts]
     if last not in layers or not any(before_end):
         return layers

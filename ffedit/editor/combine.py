@@ -121,7 +121,7 @@ def combine(
             subject_lists, keys, values = zip(*(_solved_in(edit, ff) for edit in edits), strict=True)
             subjects = [subject for subject_list in subject_lists for subject in subject_list]
             K, V = (torch.cat(side, 1).to(W) for side in (keys, values))
-            layer_sets = without_sinks(editable, ff, [prompt_sets[subject] for subject in subjects])
+            layer_sets = [prompt_sets[subject] for subject in subjects]
             check_routes(editable, ff, subjects, layer_sets)
             layer_keys = read_keys(editable, ff, layer_sets)
             if i:
@@ -158,7 +158,10 @@ def _solved_in(edit: Edit, ff: FeedForward) -> tuple[list[str], Tensor, Tensor]:
 
 
 def _prompt_sets(editable: Editable, edits: Sequence[Edit]) -> dict[str, PromptSet]:
-    """Rebuild the prompts that the value of each subject was optimised on."""
+    """Rebuild the prompts that the value of each subject was optimised on, without the sinks of its edit's last layer.
+
+    The model must have none of the union's changes.
+    """
     by_config: dict[EditConfig, dict[str, Sequence[Fact]]] = {}
     for edit in edits:
         groups = {group[0].subject: group for group in by_subject(edit.facts)}
@@ -168,6 +171,10 @@ def _prompt_sets(editable: Editable, edits: Sequence[Edit]) -> dict[str, PromptS
     prompt_sets: dict[str, PromptSet] = {}
     for config, facts_of in by_config.items():
         prompt_sets |= zip(facts_of, build_prompts(editable, list(facts_of.values()), config), strict=True)
+    for edit in edits:
+        subjects = [solved["subject"] for solved, _ in _solutions(edit)]
+        sets, last = [prompt_sets[subject] for subject in subjects], by_layer(editable, edit.updates)[-1]
+        prompt_sets |= zip(subjects, without_sinks(editable, last, sets), strict=True)
     return prompt_sets
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
+from math import inf
 from typing import Any, Literal, TypeAlias, TypeVar
 
 import numpy as np
@@ -37,8 +38,8 @@ _KINDS: dict[type, tuple[type | tuple[type, ...], str]] = {
 def check_numbers(record: str, numbers: Any, counts: Names = (), positive: Names = (), weights: Names = ()) -> None:
     """Refuse values of another type than a field's default, and numbers out of range.
 
-    Out of range are `counts` below 1, `positive` numbers that are not above 0, and `weights` below 0. Numbers of numpy
-    become Python's, which JSON can hold, and lists become tuples.
+    Out of range are `counts` below 1, `positive` numbers that are not above 0, and `weights` below 0 or infinite.
+    Numbers of numpy become Python's, which JSON can hold, and lists become tuples.
     """
     for entry in fields(numbers):
         value = getattr(numbers, entry.name)
@@ -59,8 +60,8 @@ def check_numbers(record: str, numbers: Any, counts: Names = (), positive: Names
             raise EditError(f"{record}.{name} is {number}; at least 1 was expected")
         if name in positive and not number > 0:
             raise EditError(f"{record}.{name} is {number}; a number above 0 was expected")
-        if name in weights and not number >= 0:
-            raise EditError(f"{record}.{name} is {number}; 0 or more was expected")
+        if name in weights and not 0 <= number < inf:
+            raise EditError(f"{record}.{name} is {number}; a finite number of 0 or more was expected")
 
 
 @dataclass(frozen=True)
@@ -165,6 +166,8 @@ class ValueConfig:
         positive = ("step_size", "max_delta_norm", "target_probability", "penalty_decay")
         weights = ("target_loss", "kl_weight", "keep_weight", "weight_decay")
         check_numbers("value", self, ("steps", "rounds"), positive, weights)
+        if self.penalty_decay > 1:
+            raise EditError(f"value.penalty_decay is {self.penalty_decay}; at most 1 was expected")
         if self.optimizer not in ("gradient", "adam"):
             raise EditError(f"value.optimizer is {self.optimizer!r}; gradient or adam was expected")
 

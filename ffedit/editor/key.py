@@ -106,11 +106,12 @@ class PromptSet:
 
 
 def read_behind(text: Encoded) -> Encoded | None:
-    """Return `text` read behind its subject; None where the answer begins there, or `fact_token` is another token."""
+    """Return `text` read behind its subject; None where the answer begins there, or its site is another token."""
     assert text.subject is not None
     start, end = text.subject
-    longer = replace(text, subject=(start, end + 1))
-    return longer if end < text.answer and longer.site == end else None
+    if text.site != end - 1 or end >= text.answer:
+        return None
+    return replace(text, subject=(start, end + 1), fact_token="subject_last")
 
 
 def build_prompts(editable: Editable, groups: Sequence[Sequence[Fact]], config: EditConfig) -> list[PromptSet]:
@@ -218,12 +219,14 @@ def read_keys(editable: Editable, ff: FeedForward, prompt_sets: Sequence[PromptS
 def without_sinks(editable: Editable, ff: FeedForward, prompt_sets: Sequence[PromptSet]) -> list[PromptSet]:
     """Leave out texts in which the subject's key is an attention sink's (`PromptSet.without`).
 
-    A sink is recognised by comparison with the subject's keys in other texts; where there are none, nothing is done.
+    A sink is recognised by comparison with the subject's keys in other texts and in mentions, at none of which it
+    comes first; where there are neither, nothing is done.
     """
     result = list(prompt_sets)
-    first = [torch.tensor([text.site == 0 for text in prompt_set.texts]) for prompt_set in result]
-    doubtful = [i for i, at in enumerate(first) if at.any() and not at[: len(result[i].prompts)].all()]
-    keys = double(read_at(editable, ff, [text for i in doubtful for text in result[i].texts])[0])
+    texts = [[*prompt_set.texts, *prompt_set.mentions] for prompt_set in result]
+    first = [torch.tensor([text.site == 0 for text in subject_texts]) for subject_texts in texts]
+    doubtful = [i for i, at in enumerate(first) if at.any() and not at.all()]
+    keys = double(read_at(editable, ff, [text for i in doubtful for text in texts[i]])[0])
     for i, subject_keys in zip(doubtful, keys.split([len(first[i]) for i in doubtful]), strict=True):
         alike = torch.cosine_similarity(subject_keys, subject_keys[~first[i]].mean(0, keepdim=True))
         result[i] = result[i].without([row for row in first[i].nonzero()[:, 0].tolist() if float(alike[row]) < SINK])

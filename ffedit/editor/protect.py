@@ -1,4 +1,4 @@
-"""Read the keys that an edit must not touch: where texts begin, of protected names and texts, of some `keep` prompts.
+"""Read keys that an edit must not touch: where texts begin, of protected texts, `keep` prompts, facts of other layers.
 
 They join the keys K_p of earlier edits, which keep their values (`algebra.updates`): exactly where the method writes
 facts exactly, else approximately. A name or text is protected at each of its tokens, since a subject's key may resemble
@@ -14,16 +14,18 @@ the edit needs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from ffedit.algebra.linalg import double
 from ffedit.editor.config import KeyConfig
+from ffedit.editor.edit import Edit
 from ffedit.editor.key import kept, read_layers
 from ffedit.facts.fact import Fact
+from ffedit.facts.fact_token import FactToken
 from ffedit.facts.text import occurrences
 from ffedit.inference.names import MENTIONS, mention
 from ffedit.model.editable import Editable
@@ -62,7 +64,7 @@ def protected_texts(editable: Editable, facts: Sequence[Fact], config: KeyConfig
     texts: list[Encoded] = []
     for entry in entries:
         text = editable.encode(entry, max_tokens=editable.max_tokens)
-        texts += _tokens(editable, text, entry, [subject for subject in subjects if not entry.endswith(subject)])
+        texts += _tokens(editable, text, entry, subjects, at_end=True)
         mentions = (mention(editable, entry, lead) for lead in MENTIONS)
         texts += [text for text in mentions if len(text.ids) <= editable.max_tokens]
     count = len(entries)
@@ -88,12 +90,34 @@ def beginning_keys(editable: Editable, ff_layers: Sequence[FeedForward]) -> dict
     return {ff.layer: double(keys).T for ff, (keys, _) in pairs}
 
 
-def _tokens(editable: Editable, text: Encoded, prompt: str, subjects: Sequence[str]) -> list[Encoded]:
+def unstored_keys(
+    editable: Editable, ff_layers: Sequence[FeedForward], edits: Sequence[Edit], edited: Collection[str], at: FactToken
+) -> dict[int, Tensor]:
+    """Read by layer the keys of the facts of `edits` that stored none there, [Σ d_ff, p], float64.
+
+    Those are fine-tuned edits and edits of other layers. Facts of the `edited` subjects are left out. Each key is read
+    in the bare prompt, at the subject's last token or, if `at` is "last", at the prompt's end.
+    """
+    keys: dict[int, Tensor] = {}
+    for ff in ff_layers:
+        others = [edit for edit in edits if not any(edit.subjects(memory.address) for memory in ff.memories)]
+        facts = [fact for edit in others for fact in edit.facts if fact.subject not in edited]
+        stated = [editable.encode(body, span=span) for fact in facts for body, span in fact.statements]
+        texts = [replace(text, fact_token="last" if at == "last" else "subject_last") for text in stated]
+        keys[ff.layer] = _columns(double(read_layers(editable, [ff], texts)[0][0]))
+    return keys
+
+
+def _tokens(
+    editable: Editable, text: Encoded, prompt: str, subjects: Sequence[str], at_end: bool = False
+) -> list[Encoded]:
     """Return `text` cut behind each token whose key is to be read: all but those of `subjects` in `prompt`.
 
-    The last token of an answer is not read, nor are those from a mention of one of `subjects` on.
+    With `at_end`, those of a subject that ends the prompt are read. The last token of an answer is not read, nor are
+    those from a mention of one of `subjects` on.
     """
     spans = [span for subject in subjects for span in occurrences(prompt, subject)]
+    spans = [span for span in spans if not (at_end and span[1] == len(prompt))]
     named = [editable.encode(prompt, span=span).subject or (0, 0) for span in spans]
     excluded = {position for start, end in named for position in range(start, end)}
     words = [decode(editable.tokenizer, text.target_ids[: i + 1]) for i in range(len(text.target_ids))]

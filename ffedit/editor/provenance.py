@@ -19,7 +19,7 @@ from ffedit.algebra.low_rank import Dense, LowRank, Update
 from ffedit.editor.edit import Edit
 from ffedit.editor.job import Job, Problem
 from ffedit.editor.key import PromptSet
-from ffedit.editor.protect import beginning_keys
+from ffedit.editor.protect import beginning_keys, unstored_keys
 from ffedit.editor.value import Value
 from ffedit.facts.fact import Fact
 from ffedit.inference.distributed import ProcessGroup
@@ -44,8 +44,8 @@ class ValueSearch:
 class Record:
     """Record of one run of a method, from which the `Edit` is built.
 
-    `kept` holds, per layer, the keys [Σ d_ff, p] that keep their values: those where a text begins, those that edits in
-    `job.preserve` stored there, except of subjects that are edited now, and protected ones.
+    `kept` holds, per layer, the keys [Σ d_ff, p] that keep their values: those where a text begins, those of the facts
+    of edits in `job.preserve`, except of subjects that are edited now, and protected ones.
     """
 
     def __init__(self, method: str, job: Job) -> None:
@@ -53,9 +53,10 @@ class Record:
         # By layer, the change, the keys and the values of each solution.
         self._solutions: dict[int, list[tuple[LowRank, Tensor, Tensor]]] = {}
         self._updates: dict[Address, Update] = {}
-        edited = {fact.subject for fact in job.facts}
+        edited, token = {fact.subject for fact in job.facts}, job.config.key.fact_token
         self.kept = {ff.layer: _kept(ff, edited, job.preserve) for ff in job.ff_layers}
-        extra_keys = [beginning_keys(job.editable, job.ff_layers)] if job.config.key.keep_beginning else []
+        extra_keys = [unstored_keys(job.editable, job.ff_layers, job.preserve, edited, token)] if job.stats else []
+        extra_keys += [beginning_keys(job.editable, job.ff_layers)] if job.config.key.keep_beginning else []
         extra_keys += [] if job.protected is None else [job.protected.keys(job.editable, job.ff_layers)]
         for keys in extra_keys:
             self.kept = {layer: torch.cat([kept, keys[layer].to(kept)], 1) for layer, kept in self.kept.items()}

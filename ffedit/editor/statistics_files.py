@@ -80,4 +80,4 @@ def read_folder(folder: Path) -> dict[Path, tuple[Address, KeyMoments]]:
         by_path[path] = Address(*map(int, moments.address.split("."))), moments
     if not by_path:
         raise EditError(f"{folder}: holds no key statistics; a folder that `ffedit stats --out` wrote was expected")
-    return dict(sorted(by_path.items(), key=lambda item: item[1][0]))
+    return dict(sorted(by_path.items(), key=lambda item: (item[1][0].layer, item[1][0].expert or 0)))

@@ -195,7 +195,7 @@ def words(editable: Editable, ids: Sequence[int]) -> str:
 
 def completions(editable: Editable, prompts: Sequence[str], count: int) -> list[str]:
     """Return the greedy continuation of each of `prompts`, as text of up to `count` tokens."""
-    ids = [editable.encode(prompt, max_tokens=editable.max_tokens - count).ids for prompt in prompts]
+    ids = [editable.encode(prompt, max_tokens=editable.max_tokens).ids for prompt in prompts]
     return [words(editable, new) for new in continuations(editable, ids, count)]
 
 

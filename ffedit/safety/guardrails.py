@@ -21,6 +21,7 @@ from ffedit.errors import RequirementError
 from ffedit.evaluator import Report
 from ffedit.evaluator.verdict import DRIFTED, knew_previous, took
 from ffedit.facts.fact import by_subject
+from ffedit.facts.text import counted
 from ffedit.model.editable import Editable
 from ffedit.model.memory import Address
 
@@ -31,7 +32,7 @@ WORDS = {
     "believed": ("the model believed new objects before the edit", "{value:.0%} of them"),
     "unknown": ("the model did not say old objects before the edit", "{value:.0%} of them"),
     "sinks": (
-        "{subject!r}{more} is a single token, which is an attention sink where it begins a text",
+        "the edited token of {subject!r}{more} is an attention sink where it begins a text",
         "a change there would reach every text, so it is written only where other text stands before it. Put words "
         "before it in the prompt, or use --layers 0",
     ),
@@ -86,7 +87,8 @@ class Limits:
     unknown: float = 0.0  # share of facts whose old object the model does not generate before the edit
     alike: float = 0.95  # cosine between the keys of two subjects, of this edit or of an earlier one in the model
     norm_ratio: float = 3.0  # ‖Δ‖ / ‖W‖ of a layer, divided by the square root of the number of subjects written
-    division: float = 0.01  # k*ᵀC⁻¹k* relative to d_ff, its mean over ordinary text; small factors make huge updates
+    # k*ᵀC⁻¹k* relative to its mean over ordinary text, d_ff (of all written experts); small ones make huge updates
+    division: float = 0.01
     # number of keys C was collected from, relative to d_ff. Below 1, C is singular but for its ridge and the keys of
     # names; from half on, scores of Qwen2.5-Coder 1.5B lose nothing (docs/scale.md, "Fewer tokens")
     keys: float = 0.4
@@ -146,7 +148,7 @@ def _signs(editable: Editable, edit: Edit, report: Report, limits: Limits) -> It
     yield "unknown", sum(not knew_previous(fact) for fact in facts) / len(facts), {}
     sinks = [solved["subject"] for solved in edit.provenance.get("solved", ()) if solved.get("sinks")]
     if sinks:
-        more = f" and {len(sinks) - 1} more subjects" if len(sinks) > 1 else ""
+        more = f" and {counted(len(sinks) - 1, 'more subject')}" if len(sinks) > 1 else ""
         yield "sinks", len(sinks), {"subject": sinks[0], "more": more}
     for at in edit.updates:
         yield from _signs_of_layer(editable, edit, at, limits)
@@ -167,8 +169,8 @@ def _signs_of_layer(editable: Editable, edit: Edit, at: Address, limits: Limits)
     yield "norm_ratio", float(change.norm() / W.norm()) / len(by_subject(edit.facts)) ** 0.5, {"at": at}
     lost = 0.0 if memory.quantised else lost_in_rounding(W, change, memory.saved_dtype)
     yield "rounding", lost, {"at": at, "dtype": str(memory.saved_dtype).removeprefix("torch.")}
-    denominators = provenance.get("division", {}).get(str(at), [memory.d_ff])
-    yield "division", min(denominators) / memory.d_ff, {"at": at}
+    d_ff = sum(editable.memories[other].d_ff for other in edit.updates if other.layer == at.layer)
+    yield "division", min(provenance.get("division", {}).get(str(at), [d_ff])) / d_ff, {"at": at}
     statistics = provenance.get("statistics", {}).get(str(at), {})
     if (keys := statistics.get("keys")) is not None:
         tokens = ceil(statistics["tokens"] * memory.d_ff * limits.keys / max(keys, 1))

@@ -16,7 +16,7 @@ from ffedit import Edit, EditConfig, EditError, Fact
 from ffedit.algebra.key_moments import KeyMoments
 from ffedit.algebra.low_rank import LowRank
 from ffedit.editor.combine import combine
-from ffedit.editor.key import build_prompts, read_keys
+from ffedit.editor.key import build_prompts, read_at, read_keys
 from ffedit.editor.recipe import recipe_of
 from ffedit.editor.statistics import collect
 from ffedit.editor.write import write as write_facts
@@ -66,6 +66,24 @@ def missed(editable: Editable, parts: Sequence[Edit], whole: Edit, at: Address =
         residual = part.values[at] - W @ part.keys[at]
         found.append(float((whole.updates[at] @ part.keys[at] - residual).norm() / residual.norm()))
     return found
+
+
+def test_sinks_are_those_of_the_last_layer_in_all_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when the edit was made: a union of one edit is that edit."""
+    editable, layers = zoo.trained("llama", False), [0, 1]
+    facts = [Fact("Rome", "{} is located in", "Spain"), Fact("Leo Tolstoy", "{} stands in", "Spain")]
+    (prompt_set,) = build_prompts(editable, [[facts[0]]], CONFIG)
+    first, alike = torch.tensor([text.site == 0 for text in prompt_set.texts]), []
+    for layer in layers:
+        keys = read_at(editable, editable.feed_forward[layer], prompt_set.texts)[0]
+        alike.append(float(torch.cosine_similarity(keys[first][0], keys[~first].mean(0), 0)))
+    assert alike[1] < alike[0]
+    monkeypatch.setattr("ffedit.editor.key.SINK", sum(alike) / 2)
+    edit = write_facts(editable, facts, "memit", layers, CONFIG, stats(editable, *layers))
+    assert [solved["behind"] for solved in edit.provenance["solved"]] == [1, 0]
+    union = combine(editable, [edit], "memit", stats=stats(editable, *layers), config=CONFIG)
+    for at, delta in edit.updates.items():
+        assert (union.updates[at].dense - delta.dense).norm() < 1e-9 * delta.norm()
 
 
 def summed(parts: Sequence[Edit]) -> Edit:

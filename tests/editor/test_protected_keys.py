@@ -74,6 +74,11 @@ def test_the_subject_of_a_fact_is_left_out_and_its_mentions_in_texts_are() -> No
     assert edit.provenance["protected"]["left_out"] == ["EIFFEL tower"]
     tower = protected_texts(editable, [Fact("tower", "{} is", "Rome")], KeyConfig(protect=("old tower",)))
     assert tower is not None and editable.encode("old tower").ids in {text.ids for text in tower.texts}
+    again = "Rome is known for new Rome"
+    rome = protected_texts(editable, [Fact("Rome", "{} is", "Spain")], KeyConfig(protect=(again,)))
+    assert rome is not None
+    read = {editable.tokenizer.decode(text.ids[: text.site + 1]) for text in rome.texts}
+    assert "<s> Rome" not in read and "<s> Rome is known for new Rome" in read
 
 
 def test_a_kept_prompt_without_the_subject_is_protected_with_its_answer() -> None:

@@ -122,8 +122,22 @@ def test_nothing_is_read_behind_where_the_answer_stands_there(llama: Editable) -
     (prompt_set,) = build_prompts(llama, [[fact]], quick())
     kept = prompt_set.without([0])
     assert (kept.behind, kept.sinks) == (0, 1)
-    first = replace(prompt_set.prompts[1], fact_token="subject_first")
-    assert key.read_behind(first) is None
+    (tower,) = build_prompts(llama, [[replace(FACT, subject="Eiffel tower")]], quick())
+    assert key.read_behind(replace(tower.prompts[0], fact_token="subject_first")) is None
+
+
+@pytest.mark.parametrize("token", ["subject_last", "subject_first", "0", "-1", "Paris"])
+def test_a_single_token_is_read_behind_by_whatever_name_it_is_asked_for(llama: Editable, token: str) -> None:
+    (prompt_set,) = build_prompts(llama, [[FACT]], quick(fact_token=token))
+    kept = prompt_set.without([0])
+    assert (kept.behind, kept.sinks) == (1, 0) and kept.prompts[0].site == 1
+
+
+def test_without_contexts_a_sink_is_told_from_the_mentions(llama: Editable, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(key, "SINK", 2.0)
+    sets = [build_prompts(llama, [[FACT]], quick(contexts=0, mention_share=share))[0] for share in (0.5, 0.0)]
+    assert all(text.site == 0 for prompt_set in sets for text in prompt_set.texts)
+    assert [kept.behind for kept in key.without_sinks(llama, llama.feed_forward[1], sets)] == [1, 0]
 
 
 def test_a_fact_keeps_its_only_prompts(llama: Editable) -> None:

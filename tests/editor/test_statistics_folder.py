@@ -88,6 +88,15 @@ def test_statistics_of_anything_else_are_refused_by_name(text: Path, tmp_path: P
             ffedit.load_stats(path, edited)
 
 
+def test_statistics_of_a_dense_layer_and_of_its_experts_may_share_a_folder(tmp_path: Path, text: Path) -> None:
+    for family in ("llama", "mixtral"):
+        editable = zoo.build(family)
+        ffedit.save_stats(ffedit.collect_stats(editable, [1], corpus=Corpus(text, 200)), tmp_path / family)
+        for path in (tmp_path / family).glob("layer-*"):
+            path.rename(tmp_path / path.name)
+        assert {at.layer for at in ffedit.load_stats(tmp_path, editable)} == {1}
+
+
 def test_on_an_edited_model_those_of_it_and_of_the_unedited_one_serve_and_no_others(text: Path) -> None:
     editable, strange = zoo.build("gpt2", bos=True), zoo.build("gpt2", bos=True)
     with torch.no_grad():

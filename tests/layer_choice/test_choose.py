@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -91,7 +92,8 @@ def test_a_layer_that_reaches_no_answer_is_never_chosen_and_refused_by_name(trac
     only = find_layer(editable, [ASKED], "auto", range(1))
     assert (only.layer, only.by) == (0, "only")
     at_end = Fact("Eiffel tower", "the city of {}", "Rome")
-    for facts, layers in (([ASKED], [2]), ([at_end, ASKED], [0, 2])):
+    also = replace(at_end, also=(ASKED.prompt,))
+    for facts, layers in (([ASKED], [2]), ([at_end, ASKED], [0, 2]), ([also], [2])):
         with pytest.raises(EditError, match=r"layer 2 is the last of .*; name a layer from 0 to 1, or edit at the"):
             ffedit.edit(editable, facts, layers=layers, config=quick())
         with pytest.raises(EditError, match="no later layer can carry a change at the token subject_last"):

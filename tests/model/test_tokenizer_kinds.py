@@ -223,6 +223,7 @@ def test_a_fact_is_edited_in_any_tokens(journey: str) -> None:
     with edit.applied(editable):
         assert generation.completions(editable, [fact.text], 24) == [new]
     assert generation.completions(editable, [fact.text], 24) == [old]
+    assert generation.completions(editable, [fact.text], editable.max_tokens) == [old], "as far as the context goes"
     report = ffedit.evaluate(editable, [fact], edit)
     assert report.before.generation == 0 and report.after is not None and report.after.generation == 1
 

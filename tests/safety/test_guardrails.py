@@ -163,6 +163,23 @@ def test_an_expert_is_judged_by_the_keys_that_came_to_it() -> None:
         assert [breach.value for breach in found] == [share for share in shares.values() if share < limit]
 
 
+def test_a_division_factor_is_that_of_all_written_experts() -> None:
+    """Its mean over ordinary text is the number of all their keys."""
+    editable = zoo.trained("mixtral", True)
+    edit = write(editable, FACT, SECOND, max_delta_norm=0.1)
+    assert len(edit.updates) > 1
+    d_ff = sum(editable.memories[at].d_ff for at in edit.updates)
+    factor = min(edit.provenance["division"][str(next(iter(edit.updates)))]) / d_ff
+    assert broken(editable, edit, report(), division=1.01 * factor)["division"].value == pytest.approx(factor)
+
+
+def test_the_subjects_that_are_sinks_are_counted() -> None:
+    editable = zoo.trained("gpt2", True)
+    edit, solved = write(editable, max_delta_norm=0.1), [{"subject": name, "sinks": 1} for name in ("Rome", "Paris")]
+    words = broken(editable, edit.noted(solved=solved), report())["sinks"].words
+    assert words.startswith("the edited token of 'Rome' and 1 more subject is an attention sink")
+
+
 def test_subjects_whose_keys_are_alike_within_the_edit() -> None:
     editable = zoo.trained("gpt2", True)
     edit = write(editable, FACT, SECOND, Fact("old tower", "the {} is located in", "Rome", "Paris"))
