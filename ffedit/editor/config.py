@@ -60,8 +60,10 @@ def check_numbers(record: str, numbers: Any, counts: Names = (), positive: Names
             raise EditError(f"{record}.{name} is {number}; at least 1 was expected")
         if name in positive and not number > 0:
             raise EditError(f"{record}.{name} is {number}; a number above 0 was expected")
-        if name in weights and not 0 <= number < inf:
-            raise EditError(f"{record}.{name} is {number}; a finite number of 0 or more was expected")
+        if name in weights and not number >= 0:
+            raise EditError(f"{record}.{name} is {number}; 0 or more was expected")
+        if name in weights and number == inf:
+            raise EditError(f"{record}.{name} is {number}; a finite number was expected")
 
 
 @dataclass(frozen=True)

@@ -165,12 +165,8 @@ WRONG: dict[tuple[type[Exception], str], list[Call]] = {
     (FactError, "where a corruption was expected"): [lambda m, e: ffedit.locate(m, FACT, corruption=None)],
     (EditError, "value.steps is '3'; a whole number was expected"): [lambda m, e: ValueConfig(steps="3")],
     (EditError, "value.steps is True; a whole number was expected"): [lambda m, e: ValueConfig(steps=True)],
-    (EditError, "value.target_loss is nan; a finite number of 0 or more was expected"): [
-        lambda m, e: ValueConfig(target_loss=math.nan)
-    ],
-    (EditError, "memit.ridge is inf; a finite number of 0 or more was expected"): [
-        lambda m, e: MemitConfig(ridge=math.inf)
-    ],
+    (EditError, "value.target_loss is nan; 0 or more was expected"): [lambda m, e: ValueConfig(target_loss=math.nan)],
+    (EditError, "memit.ridge is inf; a finite number was expected"): [lambda m, e: MemitConfig(ridge=math.inf)],
     (EditError, "value.penalty_decay is 1e+200; at most 1 was expected"): [
         lambda m, e: ValueConfig(penalty_decay=1e200)
     ],

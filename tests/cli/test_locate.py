@@ -185,7 +185,7 @@ def test_without_layers_those_are_mapped_whose_statistics_are_there(
         (["fact.json", "--set", "key.names_weight=1"], "add --leak"),
         (
             ["fact.json", "--leak", "--set", "key.names_weight=-1"],
-            "key.names_weight is -1.0; a finite number",
+            "key.names_weight is -1.0; 0 or more was expected",
         ),
         (["fact.json", "--plot", "x.gif"], ".png, .svg, .pdf"),
     ],

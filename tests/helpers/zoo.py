@@ -299,12 +299,17 @@ def _learned(family: str, bos: bool) -> PreTrainedModel:
     return learner.float().eval()
 
 
+@functools.cache
+def _verified(family: str, bos: bool, dtype: torch.dtype) -> Editable:
+    return find_and_verify(copy.deepcopy(_trained(family, bos)).to(dtype), words(bos), family)
+
+
 def trained(family: str, bos: bool = False, dtype: torch.dtype = torch.float32) -> Editable:
     """A model that knows `KNOWN`, a fresh copy each time: the caller may change it."""
-    learner = copy.deepcopy(_trained(family, bos)).to(dtype)
-    for parameter in learner.parameters():
+    editable = copy.deepcopy(_verified(family, bos, dtype))
+    for parameter in editable.model.parameters():
         parameter.grad = None
-    return find_and_verify(learner, words(bos), family)
+    return editable
 
 
 def logits(model: Any) -> torch.Tensor:
