@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 from itertools import takewhile
+from os.path import commonprefix
 from typing import Any
 
 from ffedit.errors import FactError, meant
@@ -24,7 +25,7 @@ from ffedit.facts.mentions import find_mention, nearest
 from ffedit.facts.shapes import OF_CASE, edits_of, in_one_prompt, is_case
 from ffedit.facts.synonyms import FIELDS, NAMES, TEXTS, normal, role_of
 from ffedit.facts.text import occurrences
-from ffedit.facts.values import Record, at, bare, entries, is_blank, key_of, texts_of, with_slot
+from ffedit.facts.values import STOPS, Record, at, bare, entries, is_blank, key_of, texts_of, with_slot
 
 NATURAL_QUESTION = "nq question: "  # in front of the questions of Natural Questions in MEND's data
 QUESTION_MARKS = ("?", "？", "؟")
@@ -206,15 +207,12 @@ class _Reading:
 
     def _take_object_from_statement(self) -> None:
         """Take new and old object from whole statements beside the prompt (RippleEdits), unless a field has them."""
-        statements = [(name, value) for name, value in self.fields.get("prompt", ()) if isinstance(value, str)]
-        if len(statements) < 2 or "target" in self.fields or "answer" in self.fields:
+        prompts = [(name, value) for name, value in self.fields.get("prompt", ()) if isinstance(value, str)]
+        if len(prompts) < 2 or "target" in self.fields or "answer" in self.fields:
             return
-        name, prompt = min(statements, key=lambda entry: len(entry[1]))
-        objects = [
-            (path, text.removeprefix(prompt))
-            for path, text in sorted(statements, key=lambda entry: entry[0].count("."))
-            if text.startswith(f"{prompt} ")
-        ]
+        statements = sorted(prompts, key=lambda entry: entry[0].count("."))  # the old fact is nested in the new one
+        name, prompt = _asked_by_both(statements) or min(prompts, key=lambda entry: len(entry[1]))
+        objects = [(path, text.removeprefix(prompt)) for path, text in statements if text.startswith(f"{prompt} ")]
         if objects:
             self.fields |= {"prompt": [(name, prompt)], "target": objects[:1], "previous": objects[1:]}
 
@@ -388,7 +386,23 @@ class _Reading:
             names = f"{NAMES['target']} {NAMES['answer']}".split()
             alike = {name: max(SequenceMatcher(None, normal(name), n).ratio() for n in names) for name in free()}
             guessed["target"] = max(alike, key=alike.__getitem__, default=UNNAMED)
-        return guessed
+        return {role: UNNAMED if normal(name).endswith(("_id", "_ids")) else name for role, name in guessed.items()}
+
+
+def _asked_by_both(statements: list[tuple[str, str]]) -> tuple[str, str] | None:
+    """Return the prompt of two statements, a new one and an old one inside it, that differ in their objects only.
+
+    It ends before the capitals in which both objects may begin: "… is United Kingdom." and "… is United States."
+    """
+    (name, new), (old_name, old), *others = statements
+    *above, last = name.split(".")
+    *old_above, old_last = old_name.split(".")
+    if others or last != old_last or len(above) == len(old_above) or not (new.endswith(STOPS) and old.endswith(STOPS)):
+        return None
+    words = commonprefix([new, old]).split(" ")[:-1]
+    while words and words[-1][:1].isupper():
+        words.pop()
+    return (name, " ".join(words)) if words else None
 
 
 def _prompts(*texts: Any) -> tuple[Any, ...]:

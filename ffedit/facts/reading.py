@@ -100,7 +100,7 @@ class Sifted:
             example = getattr(note, "example", "")
             examples.setdefault(note, f"; the first is {_where(number)}: {example}" if example else "")
         notes = [f"{self.source}: {note} ({counted(n, 'record')}{examples[note]})" for note, n in counts.items()]
-        unread = ", ".join(f"{name} ({n})" for name, n in [*self.unread.items()][:MOST_NAMES])
+        unread = ", ".join(f"{name or '(no name)'} ({n})" for name, n in [*self.unread.items()][:MOST_NAMES])
         unread += f", and {len(self.unread) - MOST_NAMES} more" if len(self.unread) > MOST_NAMES else ""
         return [*notes, f"{self.source}: not read, with the number of records: {unread}"] if unread else notes
 

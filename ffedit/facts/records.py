@@ -36,7 +36,7 @@ def records_in(value: Any) -> list[Any]:
 
 def _records_inside(value: Any) -> list[Any]:
     """Return the records in the lists and objects of an object, each with the fields beside them."""
-    if not isinstance(value, Mapping) or _is_record(value):
+    if not isinstance(value, Mapping) or _is_record(value) or "test_queries" in value:  # probes of RippleEdits
         return [value]
     inside = [item for key, item in value.items() if isinstance(item, Mapping) and _may_hold(key)]
     if groups := [records for item in inside if len(records := _by_number(item) or _by_name(item)) > 1]:

@@ -31,6 +31,7 @@ from typing import Any, TypeAlias
 import yaml
 
 from ffedit.errors import FactError, brief
+from ffedit.facts.fact import SLOT
 from ffedit.facts.records import records_in
 from ffedit.facts.synonyms import role_of
 
@@ -47,6 +48,7 @@ NO_FACTS = {
     b"version https://git-lfs": "a pointer of Git LFS and not the data; fetch it: git lfs pull",
 }
 EMPTY = frozenset({"nan", "null", "<na>"})  # text of cells without a value
+KEPT = "\ufdd0"  # marks spaces that begin an unquoted cell: no character of Unicode, so that no text has it
 
 Source: TypeAlias = "str | os.PathLike[str]"
 
@@ -192,17 +194,29 @@ def _values(text: str) -> Iterator[Any]:
 
 
 def _table(name: str, lines: Iterator[str], delimiter: str) -> Iterator[Any]:
-    """Yield the rows of a text table, by the names in its first row; a FactError in place of a broken row."""
-    rows = csv.reader(lines, delimiter=delimiter, strict=True)
+    """Yield the rows of a text table, by the names in its first row; a FactError in place of a broken row.
+
+    Spaces that begin a cell belong to it (" is" may follow a subject), but not those in front of a quote, nor any in a
+    table whose header has them, too.
+    """
+    spaced = False
+    begins_with_spaces = re.compile(rf'(^|{re.escape(delimiter)})(?= +[^ "])')
+    marked = (line if spaced else begins_with_spaces.sub(rf"\1{KEPT}", line) for line in lines)
+    rows = csv.reader(marked, delimiter=delimiter, strict=True, skipinitialspace=True)
     try:
-        header = [cell.strip() for cell in next((row for row in rows if any(row)), [])]
+        header = next((row for row in rows if any(row)), [])
     except csv.Error as error:
         raise FactError(f"{name} is not a table that can be read (line {rows.line_num}): {error}") from None
+    spaced = any(cell.startswith(KEPT) for cell in header)
+    header = [cell.replace(KEPT, "").strip() for cell in header]
+    if any(SLOT in cell for cell in header):
+        expected = delimiter.join(("subject", "prompt", "target", "previous"))
+        raise FactError(f"{name}: its first row holds a fact; put a header above it, such as {expected}")
     header = [f"{cell} ({i})" if cell in header[:i] else cell for i, cell in enumerate(header)]
     while True:
         first = rows.line_num + 1
         try:
-            row = next(rows)
+            row = [cell.replace(KEPT, "") for cell in next(rows)]
         except StopIteration:
             return
         except csv.Error as error:

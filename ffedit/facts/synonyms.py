@@ -39,7 +39,7 @@ NAMES = {
     "neighbors": "neighbors neighbor neighbours neighborhood_prompts neighborhood_prompt neighborhood "
     "neighbor_prompts l_neighbor",
     "neighbors answers": "neighborhood_answers neighborhood_ground_truth neighbor_answers",
-    "same_subject": "same_subject l_relation relation_specificity",
+    "same_subject": "same_subject l_relation relation_specificity relation_specifity",
     "portability": "portability portability_prompt portability_prompts portability_question portability_inputs "
     "portability_hop port p_subject_alias p_reasoning new_question sub_question sub_questions 2hop_question "
     "two_hop_question 2_hop_question question_2hop one_hop multi_hop multihop mhop logical_generalization "

@@ -38,6 +38,8 @@ def test_what_a_fact_cannot_hold_is_noted(tmp_path: Path) -> None:
     assert found.notes == ((1, note), (3, note)) and found.left_out == ((2, found.left_out[0][1]),)
     unread = "not read, with the number of records: answer (2), answer_alias (2)"
     assert found.noted() == [f"{found.source}: {note} (2 records)", f"{found.source}: {unread}"]
+    unnamed = sift_facts(write(tmp_path / "f.json", {**MILL, "": 1})).noted()[-1]
+    assert unnamed.endswith("not read, with the number of records: (no name) (1)")
     probes = {
         "locality": {"Forgetfulness": [{"prompt": "Old Mill, not in Oslo, lies in", "ground_truth": "Bern"}]},
         "portability": {"Reasoning": [{"prompt": "{}'s king is", "ground_truth": []}]},

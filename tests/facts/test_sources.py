@@ -78,6 +78,27 @@ def test_a_cell_may_hold_a_list_or_nothing(tmp_path: Path) -> None:
     assert not any(fact.previous for fact in found)
 
 
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("f.csv", 'subject, prompt, target\nA, "{} is ""in"", or, ""at""", "x"\n'),
+        ("f.csv", 'subject;prompt;target\nA; "{} is ""in"", or, ""at"""; "x"\n'),
+        ("f.csv", 'subject, "prompt", target\nA, "{} is ""in"", or, ""at""", x\n'),
+        ("f.tsv", 'subject\tprompt\ttarget\nA\t "{} is ""in"", or, ""at"""\t "x"\n'),
+    ],
+)
+def test_spaces_before_a_quote_are_not_in_the_cell(tmp_path: Path, name: str, content: str) -> None:
+    (tmp_path / name).write_text(content)
+    assert read_facts(tmp_path / name) == [Fact("A", '{} is "in", or, "at"', "x")]
+
+
+def test_spaces_that_begin_a_cell_are_its_own_unless_the_header_has_them(tmp_path: Path) -> None:
+    header, row = "relation_prefix,subject,relation_suffix,target", "The city of, A, is,x\n , , ,\n"
+    for head, text in ((header, "The city of A is"), (header.replace(",", ", "), "The city ofAis")):
+        (tmp_path / "f.csv").write_text(f"{head}\n{row}")
+        assert [fact.text for fact in read_facts(tmp_path / "f.csv")] == [text]
+
+
 def test_only_line_ends_end_a_row_of_utf_16(tmp_path: Path) -> None:
     for subject in ("A\u2028B", "A\x85B"):
         (tmp_path / "f.tsv").write_text(f"subject\tprompt\ttarget\r\n{subject}\t{{}} is\tx\r\n", encoding="utf-16")
@@ -102,6 +123,11 @@ def test_rows_that_do_not_fit_are_told_apart(tmp_path: Path) -> None:
         ),
         ("f.csv", '"subject,prompt\n', "f.csv is not a table that can be read (line 1): unexpected end of data"),
         ("f.csv", "subject,prompt\n", "holds no facts"),
+        (
+            "f.csv",
+            "A;{} is;x\n",
+            "f.csv: its first row holds a fact; put a header above it, such as subject;prompt;target;previous",
+        ),
         ("f.csv", b"PK\x03\x04", "f.csv is a workbook or a zip archive; save the sheet as CSV in UTF-8"),
         ("f.jsonl.gz", b"\x1f\x8b\x08", "f.jsonl.gz is compressed; unpack it: gunzip"),
         (

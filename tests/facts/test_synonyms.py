@@ -167,6 +167,36 @@ def test_statements_that_go_on_where_the_prompt_ends_name_the_objects() -> None:
     assert "Relation_Specificity.query_type" in read.unread
 
 
+def ripple(new: str, old: str = "") -> dict[str, Any]:
+    """A record of RippleEdits as its authors' README has it: statements without the prompt that begins them."""
+    query = {"prompt": "Old Mill grinds", "answers": [{"value": "rye", "aliases": []}], "query_type": "regular"}
+    test = {"test_queries": [query], "test_condition": "OR", "condition_queries": []}
+    edit = {"prompt": new, "subject_id": "Q1", "relation": "COUNTRY", "target_id": "Q858"}
+    edit |= {"previous_fact": {**edit, "prompt": old, "target_id": "Q30"}} if old else {}
+    return {"example_type": "popular", "edit": edit, "Relation_Specifity": [test], "Forgetfulness": [test]}
+
+
+@pytest.mark.parametrize(("new", "old"), [("Syria", "Peru"), ("United Kingdom", "United States"), ("the West", "Peru")])
+def test_two_statements_without_their_prompt_name_the_objects(new: str, old: str) -> None:
+    record = ripple(f"The land of Old Mill is {new}.", f"The land of Old Mill is {old}.")
+    for tests in ("Relation_Specifity", "Forgetfulness"):  # tests are no records, not even the only ones
+        (found,) = records_in([{**record, tests: []}])
+        (fact,) = parse(found).facts
+        assert (fact.prompt, fact.target, fact.previous) == ("The land of Old Mill is", new, old)
+    assert parse_record(record).same_subject == (Probe("Old Mill grinds", "rye"),)
+
+
+def test_a_single_statement_names_no_object_and_no_id_is_suggested_for_it() -> None:
+    text = message(parse, ripple("The land of Old Mill is Syria."), Shape(need_targets=True))
+    assert "has no new object" in text and "--map" not in text
+
+
+def test_two_prompts_that_are_not_an_old_and_a_new_fact_name_no_object() -> None:
+    for other in ({"prompt": "Old Mill was in Bern"}, {"text": "Old Mill was in Bern."}):
+        fact = parse_record({"prompt": "Old Mill lies in Oslo.", "about": other})
+        assert (fact.prompt, fact.target) == ("Old Mill lies in Oslo.", None)
+
+
 @pytest.mark.parametrize("slot", ["{subject}", "[X]", "<subject>", "%s", "{0}", "{}"])
 def test_other_signs_for_the_subject_are_slots(slot: str) -> None:
     record = {"sub_label": "Old Mill", "template": f"The {slot} lies in [Y] .", "obj_label": "Oslo"}
