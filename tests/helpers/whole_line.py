@@ -1,4 +1,8 @@
-"""Everything that a person does with a model, on the CPU and on a device without float64."""
+"""Everything that a person does with a model, on the CPU and on a device without float64.
+
+`python whole_line.py FAMILY FOLDER [FIRST-END ...]` prints, as a line of JSON, how much each step differs on
+the two, relative to their size; for each range of layers, it does so of a model that has these layers on the device.
+"""
 
 from __future__ import annotations
 
@@ -69,12 +73,9 @@ def numbers(value: Any) -> list[float]:
     return [float(value)] if isinstance(value, int | float) else []
 
 
-def main(family: str, folder: Path, splits: Sequence[range | None]) -> int:
-    """Run all steps on the CPU, and for each split on the device (None) or with its layers there.
-
-    Print for each split, as a line of JSON, how many numbers each step has, and how far they are apart, relative to
-    their size.
-    """
+def main(family: str, folder: Path, splits: Sequence[range | None]) -> None:
+    """Run all steps on the CPU, and for each split on the device or on both, and print how far they are apart."""
+    torch.set_num_threads(1)
     precision.least_seconds = lambda *_: 1.0  # as `one_precision` of `conftest.py`
     plain = zoo.trained(family, True)
     # Of a model on both devices, the first steps show that each part finds its device.
@@ -96,4 +97,8 @@ def main(family: str, folder: Path, splits: Sequence[range | None]) -> int:
             difference = np.abs(one - two).max() / np.abs(one).max() if len(one) == len(two) else np.inf
             apart[step] = [len(one), float(difference)]
         sys.stdout.write(json.dumps(apart) + "\n")
-    return 0
+
+
+if __name__ == "__main__":
+    parts = [range(*map(int, part.split("-"))) for part in sys.argv[3:]]
+    main(sys.argv[1], Path(sys.argv[2]), parts or [None])

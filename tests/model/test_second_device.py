@@ -7,27 +7,18 @@ from pathlib import Path
 
 import pytest
 import torch
-from shell import fork
+from shell import process
 
 from ffedit.algebra import linalg
 from ffedit.editor.methods import METHODS
 
-
-def apart_by_step(family: str, folder: Path, *splits: range) -> list[dict[str, tuple[int, float]]]:
-    """How much each step differs, in a fork of this process, where a device may be registered."""
-
-    def work() -> int:
-        import whole_line
-
-        return whole_line.main(family, folder, splits or [None])
-
-    ran = fork(work)
-    assert ran.code == 0, ran.err
-    return [json.loads(line) for line in ran.out.splitlines()]
+WHOLE_LINE = Path(__file__).parents[1] / "helpers" / "whole_line.py"
 
 
 def test_the_whole_line_runs_without_float64_and_finds_the_same(tmp_path: Path) -> None:
-    (apart,) = apart_by_step("gpt2", tmp_path)
+    ran = process(WHOLE_LINE, "gpt2", tmp_path)
+    assert ran.code == 0, ran.err
+    apart = json.loads(ran.out.splitlines()[-1])
     assert set(METHODS) <= apart.keys() and len(apart) >= 20
     for step, (count, difference) in apart.items():
         # Adam divides a gradient by its size, however small that is.
@@ -36,7 +27,10 @@ def test_the_whole_line_runs_without_float64_and_finds_the_same(tmp_path: Path) 
 
 def test_a_model_on_two_devices_is_the_same_model(tmp_path: Path) -> None:
     """One layer of two that are edited is on the CPU, the other on the device; so are what is before and behind all."""
-    for apart in apart_by_step("llama", tmp_path, range(1), range(1, 3)):
+    ran = process(WHOLE_LINE, "llama", tmp_path, "0-1", "1-3")
+    assert ran.code == 0, ran.err
+    first, last = (json.loads(line) for line in ran.out.splitlines()[-2:])
+    for apart in (first, last):
         assert {"stats", "locate state", "rome", "memit", "evaluate memit"} <= apart.keys()
         assert all(count and difference < 1e-4 for count, difference in apart.values()), apart
 
