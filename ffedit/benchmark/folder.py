@@ -187,7 +187,8 @@ def earlier(folder: Path, run: Mapping[str, Any], force: bool) -> tuple[dict[str
         check_form(manifest, RUN)  # the form of this version
         there, machines = dict(manifest["run"]), list(manifest["hardware"])
     except (OSError, ValueError, RecursionError) as error:
-        raise EditError(f"{path}: not a manifest of `ffedit bench`; {WAYS_OUT}") from error
+        ways = "name a new folder" if _other(folder, _results(folder)) else WAYS_OUT
+        raise EditError(f"{path}: not a manifest of `ffedit bench`; {ways}") from error
     _refuse_difference(folder, "another run", there, run)
     try:
         there = unsealed(there)

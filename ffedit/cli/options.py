@@ -171,6 +171,11 @@ def number_options(command: Command) -> Command:
     @functools.wraps(command)
     def wrapped(**kwargs: Any) -> Any:
         solving = Solving(**{field.name: kwargs.pop(field.name) for field in fields(Solving) if field.name in kwargs})
+        if solving.corpus is not None and solving.stats_from is not None:
+            raise click.UsageError(
+                f"--stats {solving.stats_from} has the statistics, so --corpus {solving.corpus} would not be read; "
+                "give one of them"
+            )
         Corpus(solving.corpus).check()
         return command(solving=solving, **kwargs)
 
@@ -206,7 +211,9 @@ def parse_layers(text: str, depth: int, all_layers: Sequence[str]) -> range:
     except ValueError as error:
         forms = ", ".join((*all_layers, "one layer (4)"))
         raise EditError(f"--layers {text!r} is not known; give {forms} or a range (3-8)") from error
-    if not chosen or chosen[0] < 0 or chosen[-1] >= depth:
+    if not chosen:
+        raise EditError(f"--layers {text} ends before it begins; the model has layers 0 to {depth - 1}, lowest first")
+    if chosen[0] < 0 or chosen[-1] >= depth:
         raise EditError(f"--layers {text} was asked for, but the model has layers 0 to {depth - 1}")
     return chosen
 
@@ -256,7 +263,7 @@ INSIDE = (
 
 
 def _refuse_overwriting(values: Mapping[str, Any]) -> None:
-    """Refuse to write a file that is read, by itself or in a folder, and to write two results to one path."""
+    """Refuse to replace what is read, a file of a folder that is read, or its folder; and two results of one path."""
     sources = [values.get(name) for name in (*READ, *MODELS)]
     read = [name for source in sources for name in (source if isinstance(source, tuple) else [source])]
     paths = {realpath(name) for name in read if name not in (None, "-")}  # realpath keeps a circle of links as it is
@@ -265,6 +272,9 @@ def _refuse_overwriting(values: Mapping[str, Any]) -> None:
         inside = isfile(path) and dirname(path) in paths and path.endswith(INSIDE)
         if str(target) != "-" and (path in paths or inside):
             raise click.UsageError(f"{target} is read, and would be replaced by a result; name another file")
+    for target in filter(None, map(values.get, FOLDERS)):
+        if values.get("force") and any(Path(path).is_relative_to(realpath(target)) for path in paths):
+            raise click.UsageError(f"{target} is read, or holds what is read, and would be replaced; name another")
     results = [Path(name) for name in map(values.get, (*WRITTEN, *FOLDERS)) if name and str(name) != "-"]
     for first, second in combinations(results, 2):
         device = first.exists() and not (first.is_file() or first.is_dir())  # a device takes any number of results

@@ -48,7 +48,8 @@ def in_reach(editable: Editable, facts: Sequence[Fact], method: Method, layers: 
     lower = "" if last == 0 else "name layer 0, or " if last == 1 else f"name a layer from 0 to {last - 1}, or "
     raise EditError(
         f"layer {last} is the last of {editable.name}, so no later layer can carry a change at the token {token} to "
-        f"the prompt's end, where the answer is read; {lower}edit at the prompt's last token (--fact-token last)"
+        f"the prompt's end, where the answer is read; {lower}edit at the prompt's last token "
+        "(--set key.fact_token=last)"
     )
 
 

@@ -20,7 +20,7 @@ from ffedit.evaluator.drift import GenericText, ReferenceDistributions
 from ffedit.evaluator.formulas import term_weights
 from ffedit.evaluator.generations import Generations, finish_together, prompt_of, requests, sampled
 from ffedit.evaluator.metrics import METRICS, Responses, by_kind, measure, moved, says_answer, says_new, says_true
-from ffedit.evaluator.prompts import Pair, Prompt, questions
+from ffedit.evaluator.prompts import Pair, Prompt, questions, with_edit
 from ffedit.evaluator.report import Report
 from ffedit.evaluator.responses import ask
 from ffedit.evaluator.scores import Continuation, FactScores, Scores, left_out, mean_scores
@@ -211,9 +211,13 @@ def evaluate(
             "text": rows,
         },
     )
-    indices = process_group.share(range(len(facts)))
+    indices, together = process_group.share(range(len(facts))), with_edit(facts, edit)
     evaluation = process_group.in_all(
-        lambda: Evaluation(editable, facts, progress, full, indices, edit=edit) if indices or not facts else None
+        lambda: (
+            Evaluation(editable, together, progress, full, indices, reference_weights(facts), edit)
+            if indices or not facts
+            else None
+        )
     )
     before = _of_all(evaluation.before if evaluation else (), process_group)
     means = mean_scores((fact.scores for fact in before), perplexity=generic.perplexity if generic else None)

@@ -13,6 +13,7 @@ numbers of its own, so that its text depends neither on the other prompts nor on
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -47,6 +48,8 @@ SAMPLED_TOKENS, SAMPLED_TOP = 100, 5
 SAMPLE_SEED = 0
 # Passes, at most, from which prompts to continue are collected for one batch.
 PASSES = 8
+# The end of a text that its next token decides: bytes of a character, or what follows a number or is within it.
+UNDECIDED = re.compile(r"(\ufffd+|(?<=\d)[.,])$")
 
 
 @dataclass(frozen=True)
@@ -94,8 +97,9 @@ def true_object(pair: Pair, least: int = 0) -> GenerationRequest:
 
 
 def _whole(text: Encoded, *others: Encoded, least: int = 0) -> GenerationRequest:
-    # One more token: the object may be the beginning of a longer word.
-    return GenerationRequest(text, max(len(answer.target_ids) for answer in (text, *others)) + 1, others, least)
+    # One more token, since an object may be the beginning of a longer word; two for that of a longer number: 10,000.
+    counts = (len(one.target_ids) + (2 if one.text[-1:].isdigit() else 1) for one in (text, *others))
+    return GenerationRequest(text, max(counts), others, least)
 
 
 def _answer(prompt: Prompt) -> GenerationRequest:
@@ -241,7 +245,7 @@ class Generations:
         if len(said) >= max(request.count, request.least) or not self._stops.isdisjoint(said):
             return True
         # The last character may still lack bytes, which later tokens supply.
-        begun = words(self._editable, said).rstrip("\ufffd")
+        begun = UNDECIDED.sub("", words(self._editable, said))
         names = map(self.answer, (request.text, *request.others))
         return not request.least and not any(name.startswith(begun) for name in names)
 

@@ -61,7 +61,7 @@ def intervals(
             float(_harmonic([getattr(bounded[part], name) for part in SCORE_PARTS])) for name in ("mean", "low", "high")
         )
         score = percentile_interval(mean, _harmonic([drawn[part] for part in SCORE_PARTS]))
-        bounded["score"] = Interval(mean, low, high) if score.low == score.high else score
+        bounded["score"] = Interval(mean, low, high) if score.is_point else score
     return bounded
 
 
@@ -84,7 +84,7 @@ def changes(before: Columns, after: Columns, subjects: Sequence[str] | None = No
         labels = np.arange(len(old)) if clusters is None else clusters
         # A mean is no more certain than its part that was measured on the fewest.
         units = min(len(np.unique(labels[measured])) for measured in ~np.isnan(old + new).T)
-        differences["score"] = with_unseen(score, units, (-1.0, 1.0)) if score.low == score.high else score
+        differences["score"] = with_unseen(score, units, (-1.0, 1.0)) if score.is_point else score
     return differences
 
 

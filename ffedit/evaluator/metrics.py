@@ -12,6 +12,7 @@ and the model says the new one before the edit.
 
 from __future__ import annotations
 
+import math
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -368,6 +369,8 @@ def measure(q: Questions, now: Responses, before: Responses) -> dict[str, float 
         try:
             value = metric(q, now, before)
             values[metric.name] = None if value is None else float(value)
+            if value is not None and not math.isfinite(value):
+                raise ValueError(f"{value} is no score")
         except Exception as error:  # another package may raise anything; it is reported in one line
             if metric.package == "ffedit":
                 raise

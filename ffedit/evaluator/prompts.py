@@ -13,6 +13,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from ffedit.editor.edit import Edit
 from ffedit.errors import FactError
 from ffedit.facts.fact import Fact, Probe
 from ffedit.facts.text import occurrences
@@ -112,6 +113,12 @@ class Questions:
         pairs = (self.own, *self.paraphrases, *self.also, *self.neighbors, *self.same_subject, *self.with_edit)
         prompts = (*self.portability, *self.locality, *self.keep, *self.cross_lingual)
         return (*(text for pair in pairs for text in (pair.new, pair.true)), *(prompt.text for prompt in prompts))
+
+
+def with_edit(facts: Sequence[Fact], edit: Edit | None) -> list[Fact]:
+    """Return `facts`, then the other facts of `edit`: what these change on purpose is no damage."""
+    measured = {fact.statements for fact in facts}
+    return [*facts, *(fact for fact in (edit.facts if edit else ()) if fact.statements not in measured)]
 
 
 def questions(editable: Editable, facts: Sequence[Fact], batch: Sequence[Fact], full: bool = False) -> list[Questions]:

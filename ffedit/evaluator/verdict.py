@@ -164,9 +164,13 @@ def breaks(name: str, before: float, after: float, count: int) -> bool:
 def damage(before: Scores, after: Scores, count: int, ends: Mapping[str, str]) -> dict[str, str]:
     """Describe, by score, each that fell, text that breaks, and the drift, where they exceed their thresholds.
 
+    An edit of what the model says in most wordings may cost it some of them, so `paraphrase` may fall, too.
+
     `count` is the number of texts behind the scores of `BREAKING`; `ends` has the intervals of scores, in words.
     """
-    values = {name: (getattr(before, name), getattr(after, name)) for name in (*kept(), *BREAKING)}
+    values = {name: (getattr(before, name), getattr(after, name)) for name in (*kept(), "paraphrase", *BREAKING)}
+    # Text that ended at once before the edit was not broken.
+    values |= {name: (values[name][0] or 0.0, values[name][1]) for name in BREAKING}
     measured = {name: (old, new) for name, (old, new) in values.items() if old is not None and new is not None}
     harms = {}
     for name, (old, new) in measured.items():
@@ -227,7 +231,7 @@ def _rest(before: Scores, after: Scores, ends: Mapping[str, str]) -> str:
     if after.drift is not None:
         shown.append(f"drift {number(after.drift)} nats per token")
     text = f", and the other scores held ({', '.join(shown)})" if shown else ""
-    return text + (f"; not measured, for lack of prompts: {' and '.join(missing)}" if missing else "")
+    return text + (f"; not measured, since no prompt was given or left: {' and '.join(missing)}" if missing else "")
 
 
 def _caveats(before: Sequence[FactScores]) -> list[str]:

@@ -15,7 +15,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 from itertools import takewhile
-from os.path import commonprefix
 from typing import Any
 
 from ffedit.errors import FactError, meant
@@ -399,7 +398,9 @@ def _asked_by_both(statements: list[tuple[str, str]]) -> tuple[str, str] | None:
     *old_above, old_last = old_name.split(".")
     if others or last != old_last or len(above) == len(old_above) or not (new.endswith(STOPS) and old.endswith(STOPS)):
         return None
-    words = commonprefix([new, old]).split(" ")[:-1]
+    words = [
+        one for one, _ in takewhile(lambda pair: pair[0] == pair[1], zip(new.split(" "), old.split(" "), strict=False))
+    ]
     while words and words[-1][:1].isupper():
         words.pop()
     return (name, " ".join(words)) if words else None

@@ -196,6 +196,32 @@ def test_a_file_that_is_read_is_not_replaced(here: Path, option: str, capsys: py
         assert ran.code == 2 and f"{words[-1]} is read, and would be replaced" in ran.err and disk(here) == before
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("apply", "fact.json", "--model", "m", "--out", "m"),
+        ("apply", "fact.json", "--model", "m", "--export", "n/../m"),
+        ("apply", "fact.json", "--model", "m/inside", "--out", "m"),
+        ("apply", "fact.json", "--model", "m.gguf", "--export", "m.gguf"),
+        ("apply", "fact.json", "--stats", "m", "--out", "m"),
+        ("stats", "--layers", "0", "--model", "m", "--out", "m"),
+        ("export", "e", "--out", "e"),
+        ("undo", "m", "--out", "m"),
+    ],
+)
+def test_a_folder_that_is_read_is_not_replaced(
+    here: Path, words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("m/inside/model.safetensors", "m/layer-0.safetensors", "e/manifest.json", "e/edit.safetensors"):
+        (here / name).parent.mkdir(parents=True, exist_ok=True)
+        (here / name).write_text("what is read")
+    (here / "m.gguf").write_text("a model")
+    before = disk(here)
+    ran = shell(capsys, *words, "--force")
+    assert ran.code == 2 and f"{words[-1]} is read, or holds what is read, and would be replaced" in ran.err
+    assert disk(here) == before
+
+
 def test_two_results_of_one_name_and_a_file_for_a_folder_are_refused_by_every_command(
     refuses: Refuses, here: Path, model: Path
 ) -> None:
@@ -205,7 +231,15 @@ def test_two_results_of_one_name_and_a_file_for_a_folder_are_refused_by_every_co
     (here / "f.gguf").write_text("a model")
     for words in (["undo", model], ["export", "e", "--format", "checkpoint"], ["stats", "-m", model]):
         assert "f.gguf: is a file" in refuses(*words, "--out", "f.gguf", "--force")
-    assert "f.gguf: is a file" in refuses("apply", "fact.json", "-m", model, "--out", "f.gguf", "--force")
+        assert "new.gguf: is the name of a GGUF file" in refuses(*words, "--out", "new.gguf")
+    for name, told in (("f.gguf", "f.gguf: is a file"), ("new.gguf", "new.gguf: is the name of a GGUF file")):
+        assert told in refuses("apply", "fact.json", "-m", model, "--out", name, "--force")
+
+
+def test_a_text_beside_the_statistics_is_refused(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (["apply", "fact.json"], ["bench", "fact.json", "--out", "b"]):
+        ran = shell(capsys, *words, "--stats", "s", "--corpus", "text.txt")
+        assert ran.code == 2 and "--stats s has the statistics, so --corpus text.txt would not be read" in ran.err
 
 
 @pytest.mark.parametrize(

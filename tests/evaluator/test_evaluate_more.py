@@ -82,7 +82,7 @@ def test_where_all_other_facts_follow_from_the_edit_same_subject_is_not_measured
         assert not any(line.startswith("same_subject") for line in shown(table).splitlines())
     assert "same_subject not measured keep" in said(result_page(record))
     calm = replace(report, after=Scores(**{**report.after.to_dict(), "drift": 0.0, "specificity": 1.0}))
-    assert calm.verdict.text.endswith("; not measured, for lack of prompts: same_subject.")
+    assert calm.verdict.text.endswith("; not measured, since no prompt was given or left: same_subject.")
 
 
 def test_a_fact_whose_objects_were_never_compared_is_not_said_to_be_likelier() -> None:

@@ -12,8 +12,9 @@ import zoo
 from benching import facts, lines, run
 from changing import changed
 from shown import shown
+from writing import CORPUS, quick, write_facts
 
-from ffedit import Edit, Fact, evaluate
+from ffedit import Edit, Fact, evaluate, explain
 from ffedit.cli.work import result
 from ffedit.display.terminal.scores import all_scores
 from ffedit.evaluator import Evaluation, FactScores, LeftOut, Report, drift, left_out, mean_scores
@@ -192,3 +193,25 @@ class Nothing(Edit):
 
     def applied(self, editable: Editable) -> nullcontext[Editable]:
         return nullcontext(editable)
+
+
+def test_the_interval_of_a_score_does_not_vanish_by_a_rounding() -> None:
+    """Draws of .9 on every fact differ in their last bit; those of .5 do not."""
+    whole = {"efficacy": [1.0] * 30, "paraphrase": [1.0] * 30}
+    for specificity in (0.9, 0.5):
+        columns = {**whole, "specificity": [specificity] * 30}
+        assert not intervals(columns)["score"].is_point
+        assert not changes({**whole, "specificity": [1.0] * 30}, columns)["score"].is_point
+
+
+def test_a_neighbor_that_another_fact_of_the_edit_changes_is_left_out_where_that_fact_is_not_measured() -> None:
+    editable = zoo.trained("gpt2", True)
+    first = Fact("Eiffel tower", zoo.TEMPLATES[0], "Rome", "Paris")
+    neighbor = {"prompt": first.text, "target": "Paris"}
+    second = Fact("Marie Curie", zoo.TEMPLATES[0], "Spain", "France", neighbors=[neighbor])
+    edit = write_facts(editable, [first, second], "emmet", [1], quick(), CORPUS)
+    for measured in ([first, second], [second]):
+        found = evaluate(editable, measured, edit)
+        assert found.facts_after is not None and found.facts_after[-1].scores.specificity is None
+        assert any("edited as well" in str(one) for one in found.left_out)
+    assert "neighbor_generation" not in explain(editable, [second], edit).counts

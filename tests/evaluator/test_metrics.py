@@ -18,6 +18,7 @@ from ffedit.algebra.bootstrap import Interval
 from ffedit.cli.work.result import evaluated
 from ffedit.display.html.result import score_rows
 from ffedit.display.terminal.scores import before_after
+from ffedit.errors import EditError
 from ffedit.evaluator import METRICS, NAMES, Evaluation, Report, formulas, mean_scores, metrics
 from ffedit.evaluator.evaluate import evaluate
 from ffedit.evaluator.intervals import changes, intervals
@@ -270,3 +271,14 @@ def test_metrics_of_other_packages_are_metrics_like_ours(install: Callable[..., 
     (found,) = Evaluation(zoo.shared("gpt2"), [near]).before
     assert found.scores.said in (0, 1) and found.scores.plain == 0.5
     assert set(intervals({"said": [1.0] * 9, "plain": [0.5] * 9})) == {"said", "plain"}
+
+
+def test_a_metric_that_gives_no_finite_number_is_named(install: Callable[..., None]) -> None:
+    code = (
+        "from ffedit.evaluator.metrics import metric\n"
+        "@metric('share', 'keep', 'holds', 'nowhere')\n"
+        "def vague(q, now, before):\n    return float('nan')\n"
+    )
+    install("unsure", code, "vague = unsure:vague")
+    with pytest.raises(EditError, match=r"the metric 'vague' failed \(.*nan is no score"):
+        evaluate(zoo.shared("gpt2"), Fact("Eiffel tower", "the {} is in", "Rome", "Paris"))

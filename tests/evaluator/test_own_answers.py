@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 import zoo
+from learning import learned
 from speaking import speaking
 from torch import Tensor, nn
 
@@ -138,3 +139,13 @@ def test_of_a_character_that_the_last_token_cuts_nothing_is_left() -> None:
     ids = editable.tokenizer.encode("東京", add_special_tokens=False)
     assert len(ids) > 3 and generation.words(editable, ids) == "東京"
     assert generation.words(editable, ids[:-1]) == "東"
+
+
+@pytest.mark.parametrize(("behind", "said"), [(",000 men", 0), (".5 men", 0), (", in all", 1), (" men", 1)])
+def test_a_number_is_said_whole(behind: str, said: int) -> None:
+    """Whether the model says 10 or 10,000 is decided by the second token behind the 10."""
+    tokenizer = zoo.bytes_bpe()
+    editable = learned("gpt2", tokenizer, [tokenizer(f"the city of old tower is 10{behind}")["input_ids"]])
+    fact = replace(FACT, neighbors=({"prompt": "the city of old tower is", "target": "10"},))
+    (found,) = Evaluation(editable, [Fact.from_dict({**fact.to_dict(), "same_subject": [], "paraphrases": []})]).before
+    assert found.scores.neighbor_generation == said

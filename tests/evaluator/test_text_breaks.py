@@ -119,10 +119,13 @@ def test_added_tokens_that_decoding_leaves_out_are_special() -> None:
         assert generation.words(editable, ids) == "Rome"
 
 
-def measured(wordings: int, **after: float) -> Report:
-    """Of a fact that took, with so many other wordings; before, a twentieth of its text was repeated."""
+# Before the edit, a twentieth of the text was repeated.
+OLD = Scores(efficacy=0.0, generation=0.0, paraphrase=0.0, degenerate=0.05, special_tokens=0.0)
+
+
+def measured(wordings: int, old: Scores = OLD, **after: float) -> Report:
+    """Of a fact that took, with so many other wordings."""
     fact = replace(FACT, paraphrases=tuple(f"{{}} is {i}" for i in range(wordings)))
-    old = Scores(efficacy=0.0, generation=0.0, paraphrase=0.0, degenerate=0.05, special_tokens=0.0)
     new = Scores(**{**old.to_dict(), "efficacy": 1.0, "generation": 1.0, "paraphrase": 1.0, **after})
     return Report(old, new, (FactScores(fact, old, "Paris"),), (FactScores(fact, new, "Rome"),))
 
@@ -144,3 +147,16 @@ def test_special_tokens_in_more_than_one_text_are_no_chance() -> None:
     assert alone.outcome == "took, but text breaks"
     assert "but special tokens took the place of 90% of the text it then says." in alone.text
     assert breaks("special_tokens", 0, 0.06, 100) and not breaks("special_tokens", 0, 0.04, 100)
+
+
+def test_text_that_ended_at_once_before_the_edit_breaks_where_it_repeats_after_it() -> None:
+    ended = Scores(**{**OLD.to_dict(), "degenerate": None})
+    assert measured(4, ended, degenerate=0.9).verdict.outcome == "took, but text breaks"
+    assert measured(4, ended, degenerate=0.1).verdict.outcome == "took"
+
+
+def test_an_edit_of_what_the_model_said_that_costs_it_wordings_is_no_success() -> None:
+    known = Scores(**{**OLD.to_dict(), "efficacy": 1.0, "generation": 1.0, "paraphrase": 1.0})
+    assert measured(4, known).verdict.outcome == "nothing to change"
+    fallen = measured(4, known, paraphrase=0.25).verdict
+    assert fallen.outcome == "took with damage" and "paraphrase fell from 1.00 to 0.25" in fallen.text
