@@ -73,7 +73,8 @@ class MethodReport:
     failed: int  # number of facts that could not be written
     not_finite: int  # number of facts not measured because the edit or the edited model's output is NaN or infinite
     norm_ratio: float | None  # ‖W − W₀‖ / ‖W₀‖, mean over edits; of a sequence, at its end
-    # seconds of `choosing` values (once for all methods that share them) and of `solving`, without measurements
+    # without measurements: seconds of `choosing` values that methods share, counted to each of them; and of `solving`,
+    # which is everything else, and all of an edit whose values are its own (in a sequence, or in several layers)
     seconds_per_fact: Mapping[str, float]
 
     @property
@@ -154,10 +155,11 @@ class Results:
         self.before = self.scores.get((UNEDITED, "before"), {})
 
     def row(self, name: str, method: str, when: str, only: Iterable[int] | None = None) -> Row:
-        """Average over all facts, or over the indices in `only`, and over the model's lines."""
+        """Average over all facts, and over the model's lines; or over the indices in `only`, without the model's."""
         scores = self.scores.get((method, when), {})
         indices = sorted(scores if only is None else set(scores) & set(only))
-        models = [line.measured for line in self.models.get((method, when), ())]
+        # A model's line is measured on an edit, which may have written other facts, too.
+        models = [line.measured for line in self.models.get((method, when), ()) if only is None]
         of_model = [score for score, metric in METRICS.items() if metric.function is None]
         values = {score: [model[score] for model in models if model.get(score) is not None] for score in of_model}
         return _row(name, [scores[i] for i in indices], values)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from ffedit.algebra.bootstrap import Interval
 from ffedit.benchmark.report import BenchReport, Change, Row
 from ffedit.evaluator import METRICS, headline_scores
-from ffedit.facts.text import plain
+from ffedit.facts.text import counted, plain
 
 # Scores of the first table; all others go into the second.
 LEADING = (
@@ -45,7 +45,7 @@ class Table:
 def markdown(report: BenchReport) -> str:
     """Render a report as Markdown."""
     run = report.run
-    title = f"{run['mode']}, {run['facts']['count']} facts, {run['model']['name']}"
+    title = f"{run['mode']}, {counted(run['facts']['count'], 'fact')}, {run['model']['name']}"
     sections = [f"# {plain(title)}", *notes(report), *(table.markdown for table in tables(report))]
     if lines := not_measured(report):
         sections.append("\n".join([f"## Not measured ({len(lines)})", "", *(f"- {plain(line)}" for line in lines)]))
@@ -147,7 +147,7 @@ def _changes(title: str, changes: Sequence[Change]) -> list[Table]:
 
 
 def _costs(report: BenchReport) -> Table:
-    titles = ["", "facts", "failed", "not finite", "‖ΔW‖/‖W‖", "s/fact, values", "s/fact, solving"]
+    titles = ["", "facts", "failed", "not finite", "‖ΔW‖/‖W‖", "s/fact, shared values", "s/fact, own"]
     cells = [
         [
             name,

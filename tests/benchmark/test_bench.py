@@ -337,3 +337,5 @@ def test_intervals_are_those_of_the_facts(editable: Editable, tmp_path: Path) ->
     known = report.methods["ft"].known
     knew = [i for i, one in scores_of(found, None, "before").items() if one["knew"]]
     assert known is not None and known[0].facts == known[1].facts == len(knew) > 0
+    assert report.methods["ft"].after.scores.drift is not None
+    assert known[1].scores.drift is None and "drift" not in known[1].intervals, "it is of all facts"

@@ -187,6 +187,9 @@ def test_the_layer_is_explained() -> None:
     nothing = words(recalled(trace(peaked().effects, clean=0.06, corrupted=0.1), 2))
     assert "0.41 of −0.04" in nothing and "The noise hardly changes the answer (total effect −0.04)" in nothing
     assert "tracing" not in nothing
+    one = np.full((6, 5), np.nan)
+    one[2] = peaked().effects[2]
+    assert "back most" not in words(recalled(trace(one))), "no other layer was restored"
     state = words(recalled(trace(peaked().effects, kind="state", window=1)))
     assert state == "Layer 2: recalled most at “Tower”, hidden state after layer 2: 0.41 of 0.87."
 

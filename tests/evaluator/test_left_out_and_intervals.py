@@ -215,3 +215,18 @@ def test_a_neighbor_that_another_fact_of_the_edit_changes_is_left_out_where_that
         assert found.facts_after is not None and found.facts_after[-1].scores.specificity is None
         assert any("edited as well" in str(one) for one in found.left_out)
     assert "neighbor_generation" not in explain(editable, [second], edit).counts
+
+
+def test_a_narrow_terminal_cuts_no_number() -> None:
+    """Intervals stand beside their scores or, in 80 columns, below them; where they do not fit, they are left out."""
+    report = scored(zoo.trained("gpt2"))
+    tables = {}
+    for width in (40, 80, 160):
+        lines = shown(all_scores(report), width).splitlines()
+        end = next(i for i, line in enumerate(lines) if line.startswith(("in brackets", "teacher_forced…")))
+        tables[width] = lines[:end]
+        assert not any("…" in line for line in lines[:end])
+    row = next(i for i, line in enumerate(tables[80]) if line.startswith("generation"))
+    assert "[" not in tables[80][row] and tables[80][row + 1].lstrip().startswith("[")
+    assert any(line.startswith("generation") and "[" in line for line in tables[160])
+    assert not any("[" in line for line in tables[40])

@@ -51,7 +51,7 @@ def recalled(trace: Trace | TraceSet, edited: int | None = None) -> Text:
     if not (peak.last or np.isnan(trace.at_subject).all()):
         best = int(np.nanargmax(trace.at_subject))
         words += f"; at the subject's last token, {_layers(first, best)}: {number(float(trace.at_subject[best]))}"
-    elif first.window > 1 and peak.last:
+    elif first.window > 1 and peak.last and np.isfinite(trace.alone).sum() > 1:
         words += f"; of these, layer {trace.layer} alone brings back most, {number(float(trace.alone[trace.layer]))}"
     heading = "The trace: " if edited is not None or trace.site is None else f"Layer {trace.layer}: "
     if edited is not None and trace.site is not None:

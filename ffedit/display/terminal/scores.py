@@ -71,29 +71,44 @@ def _prompts(report: Report) -> Counter[str]:
     return counts | Counter(per_fact) | Counter(dict.fromkeys(("degenerate", "greedy_entropy"), texts(facts)))
 
 
-def all_scores(report: Report) -> Table:
-    """Render all measured scores, with 95 % intervals where there are at least two facts, and by kind of probe."""
-    table = _table(report, bool(report.intervals_before))
+def all_scores(report: Report) -> Fitting:
+    """Render all measured scores, with 95 % intervals where there are at least two facts, and by kind of probe.
+
+    A narrow terminal has the intervals below the scores, also instead of the direction, or none.
+    """
+    forms = ((" ", True), ("\n", True), ("\n", False)) if report.intervals_before else ()
+    return Fitting([_all_scores(report, *form) for form in (*forms, (None, True))])
+
+
+def _all_scores(report: Report, gap: str | None, directed: bool) -> Table:
+    """Render the table of `all_scores`, with `gap` before each interval; None: without intervals."""
+    old, new, changed = (
+        {} if gap is None else found for found in (report.intervals_before, report.intervals_after, report.changes)
+    )
+    table, gap = _table(report, bool(old), direction=directed), gap or ""
+
+    def add(name: str, direction: str, *cells: Text) -> None:
+        table.add_row(Text(name), *([direction] if directed else []), *cells)
+
     for name, metric in METRICS.items():
         if _measured(report, name):
-            cells = [_shown(name, getattr(report.before, name), report.intervals_before)]
+            cells = [_shown(name, getattr(report.before, name), old, gap)]
             if report.after is not None:
-                after = _shown(name, getattr(report.after, name), report.intervals_after)
-                cells += [after, _change(report, name, report.changes)]
-            table.add_row(Text(name), metric.direction if report.after else "", *cells)
+                cells += [_shown(name, getattr(report.after, name), new, gap), _change(report, name, changed, gap)]
+            add(name, metric.direction if report.after else "", *cells)
     before, after_by_kind = report.kinds
     for probe, kinds in groupby(sorted(before), key=lambda kind: kind.partition("/")[0]):
-        table.add_row(Text(f"{probe}/"))
+        add(f"{probe}/", "")
         for kind in kinds:
-            cells = [_shown(kind, before[kind], report.intervals_before)]
+            cells = [_shown(kind, before[kind], old, gap)]
             if report.after is not None:
                 change = Text(signed(after_by_kind[kind] - before[kind]))
-                cells.append(_shown(kind, after_by_kind[kind], report.intervals_after))
-                cells.append(change.append_text(_range(report.changes.get(kind), signed)))
-            table.add_row(Text(f"  {kind.partition('/')[2]}"), "", *cells)
+                cells.append(_shown(kind, after_by_kind[kind], new, gap))
+                cells.append(change.append_text(_range(changed.get(kind), signed, gap)))
+            add(f"  {kind.partition('/')[2]}", "", *cells)
     known = sum(fact.scores.knew == 1 for fact in report.facts_before)
     lines = [
-        *(["in brackets: 95 % intervals over subjects"] if report.intervals_before else []),
+        *(["in brackets: 95 % intervals over subjects"] if old else []),
         "teacher_forced…, …token_accuracy and …argmax are teacher-forced, not free generation",
         "teacher_forced_gap and token_accuracy_gap are the differences to generation",
     ]
@@ -115,7 +130,7 @@ def headline_table(rows: Sequence[Sequence[str]]) -> Table:
 def _table(report: Report, wide: bool, *more: Column, direction: bool = True) -> Table:
     measured = ("before", "after", "change") if report.after is not None else ("now",)
     should = [Column("should", style="dim", no_wrap=True)] if direction else []
-    return plain_table(*left("score"), *should, *(measured if wide else right(*measured)), *more)
+    return plain_table(*folded("score"), *should, *(left if wide else right)(*measured), *more)
 
 
 def captioned(table: Table, lines: Sequence[str]) -> Table:
@@ -134,14 +149,14 @@ def _measured(report: Report, name: str) -> bool:
     return any(getattr(scores, name) is not None for scores in (report.before, report.after) if scores is not None)
 
 
-def _shown(name: str, value: float | None, intervals: Mapping[str, Interval]) -> Text:
+def _shown(name: str, value: float | None, intervals: Mapping[str, Interval], gap: str = " ") -> Text:
     if value is None:
         return Text("")
-    return Text(figure(name, value)).append_text(_range(intervals.get(name), partial(figure, name)))
+    return Text(figure(name, value)).append_text(_range(intervals.get(name), partial(figure, name), gap))
 
 
-def _range(interval: Interval | None, words: Callable[[float], str]) -> Text:
-    return Text("") if interval is None else Text(f" {interval.ends(words)}".rstrip(), style="dim")
+def _range(interval: Interval | None, words: Callable[[float], str], gap: str) -> Text:
+    return Text("") if interval is None else Text(f"{gap}{interval.ends(words)}".rstrip(), style="dim")
 
 
 def figure(name: str, value: float) -> str:
@@ -161,7 +176,7 @@ def signed(value: float) -> str:
     return f"{'+' if value > 0 and number(value) != '0.00' else ''}{number(value)}"
 
 
-def _change(report: Report, name: str, intervals: Mapping[str, Interval]) -> Text:
+def _change(report: Report, name: str, intervals: Mapping[str, Interval], gap: str = " ") -> Text:
     """Render the change of a score with its interval; for the worse it is marked."""
     old, new = getattr(report.before, name), getattr(report.after, name)
     if old is None or new is None:
@@ -171,7 +186,7 @@ def _change(report: Report, name: str, intervals: Mapping[str, Interval]) -> Tex
         change, style = f"{change} !", "bold red"
     elif METRICS[name].direction == "up":
         style = "green" if new > old else "red" if new < old else ""
-    return Text.assemble((change, style), _range(intervals.get(name), signed))
+    return Text.assemble((change, style), _range(intervals.get(name), signed, gap))
 
 
 def what_it_says(report: Report) -> RenderableType:

@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.filesize import decimal
-from rich.table import Column, Table
+from rich.table import Table
 from rich.text import Text
 
 from ffedit.display.terminal.tables import (
@@ -108,7 +108,7 @@ def _about(edit: Edit, path: Path | None) -> Iterator[tuple[str, str]]:
 
 def _scores(scores: Mapping[str, Any]) -> Table:
     sides = {side: scores[side] for side in ("before", "after") if scores.get(side) is not None}
-    table = plain_table(Column("score", no_wrap=True), *right(*sides))
+    table = plain_table(*folded("score"), *right(*sides))
     for name in scores["before"]:
         values = ["" if side[name] is None else number(side[name]) for side in sides.values()]
         if any(values):
