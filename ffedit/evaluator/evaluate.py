@@ -186,6 +186,7 @@ def evaluate(
         ModelError: the model's numbers are not finite.
     """
     check_model(editable)
+    EditError.require(text, (str, Path, type(None)), "the path of a text file was expected")
     if edit is not None:
         check_edit(edit)
     if edited is not None:
