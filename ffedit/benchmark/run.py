@@ -66,8 +66,8 @@ def bench(
         mode: "single" (each fact alone), "batch:N" (N at once) or "sequential[:N]" (N on top of all before, 1 by
             default).
         out: the results folder.
-        layers: layers to edit; None takes the layer published for the model, or else a quarter of its depth.
-            Single-layer methods write to the last.
+        layers: layers to edit; None takes the layer published for the model and the method (of several, that for
+            MEMIT), or else a quarter of the depth. Single-layer methods write to the last.
         spread: with `layers` None, number of layers that share the update: the default one and those below it.
         config: hyperparameters of the edits, the same for all methods or by method.
         stats: second moments of the keys, or the text to collect them on; None as for `ffedit.edit`.
@@ -112,7 +112,8 @@ def bench(
         machines += [machine] if machine not in machines else []
         configs = {name: config_from_dict(values) for name, values in there.get("config", {}).items()} | configs
         if layers is None:
-            layers = there.get("layers") or spread_below(auto_layer(editable).layer, spread)
+            only = (*configs,) if len(configs) == 1 else ()  # several methods are compared at MEMIT's layer
+            layers = there.get("layers") or spread_below(auto_layer(editable, *only).layer, spread)
         moments = settings.moments_of(editable, facts, plan, configs, sorted(layers), stats, group, progress)
         run |= {"config": settings.numbers_of(configs), "layers": sorted(layers), **settings.statistics_of(moments)}
         generic = GenericText(editable, generic_text, progress=progress)

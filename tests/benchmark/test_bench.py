@@ -23,6 +23,7 @@ from ffedit.benchmark.tables import markdown, number
 from ffedit.editor.config import EditConfig, KeyConfig
 from ffedit.evaluator import Evaluation
 from ffedit.inference.names import names
+from ffedit.layer_choice.published import Published
 from ffedit.model.editable import Editable
 
 pytestmark = pytest.mark.usefixtures("warm_cache")
@@ -339,3 +340,15 @@ def test_intervals_are_those_of_the_facts(editable: Editable, tmp_path: Path) ->
     assert known is not None and known[0].facts == known[1].facts == len(knew) > 0
     assert report.methods["ft"].after.scores.drift is not None
     assert known[1].scores.drift is None and "drift" not in known[1].intervals, "it is of all facts"
+
+
+def test_one_method_takes_the_layer_that_was_published_for_it(
+    editable: Editable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Several are compared at one layer, which is that of MEMIT."""
+    shape = editable.model.config
+    row = Published("Tiny", shape.model_type, 3, shape.hidden_size, rome=1, memit=(0, 0), source="a paper")
+    monkeypatch.setattr("ffedit.layer_choice.published.PUBLISHED", (row,))
+    for methods, layer in ((["rome"], 1), (["rome", "emmet"], 0)):
+        report = run(editable, tmp_path / str(layer), some=facts(1), methods=methods, layers=None)
+        assert report.run["layers"] == [layer]
