@@ -98,7 +98,7 @@ def true_object(pair: Pair, least: int = 0) -> GenerationRequest:
 
 def _whole(text: Encoded, *others: Encoded, least: int = 0) -> GenerationRequest:
     # One more token, since an object may be the beginning of a longer word; two for that of a longer number: 10,000.
-    counts = (len(one.target_ids) + (2 if one.text[-1:].isdigit() else 1) for one in (text, *others))
+    counts = (len(answer.target_ids) + (2 if answer.text[-1:].isdigit() else 1) for answer in (text, *others))
     return GenerationRequest(text, max(counts), others, least)
 
 

@@ -370,7 +370,7 @@ def measure(q: Questions, now: Responses, before: Responses) -> dict[str, float 
             value = metric(q, now, before)
             values[metric.name] = None if value is None else float(value)
             if value is not None and not math.isfinite(value):
-                raise ValueError(f"{value} is no score")
+                raise ValueError(f"{value} is not finite")
         except Exception as error:  # another package may raise anything; it is reported in one line
             if metric.package == "ffedit":
                 raise

@@ -398,9 +398,8 @@ def _asked_by_both(statements: list[tuple[str, str]]) -> tuple[str, str] | None:
     *old_above, old_last = old_name.split(".")
     if others or last != old_last or len(above) == len(old_above) or not (new.endswith(STOPS) and old.endswith(STOPS)):
         return None
-    words = [
-        one for one, _ in takewhile(lambda pair: pair[0] == pair[1], zip(new.split(" "), old.split(" "), strict=False))
-    ]
+    pairs = zip(new.split(" "), old.split(" "), strict=False)
+    words = [word for word, _ in takewhile(lambda pair: pair[0] == pair[1], pairs)]
     while words and words[-1][:1].isupper():
         words.pop()
     return (name, " ".join(words)) if words else None

@@ -45,7 +45,7 @@ def check_free(target: Path, force: bool, folder: bool = False) -> None:
         elif target.is_file() and (folder or target.suffix != ".gguf"):
             raise EditError(f"{target}: is a file, which --force does not replace by a folder; name another folder")
         if folder and target.suffix == ".gguf":
-            raise EditError(f"{target}: is the name of a GGUF file, and a folder is to be written; name a folder")
+            raise EditError(f"{target}: is the name of a GGUF file, where a folder was expected; name a folder")
         above = next(parent for parent in target.absolute().parents if parent.exists())
         with beside(above / target.name):
             pass

@@ -280,5 +280,5 @@ def test_a_metric_that_gives_no_finite_number_is_named(install: Callable[..., No
         "def vague(q, now, before):\n    return float('nan')\n"
     )
     install("unsure", code, "vague = unsure:vague")
-    with pytest.raises(EditError, match=r"the metric 'vague' failed \(.*nan is no score"):
+    with pytest.raises(EditError, match=r"the metric 'vague' failed \(.*nan is not finite"):
         evaluate(zoo.shared("gpt2"), Fact("Eiffel tower", "the {} is in", "Rome", "Paris"))
