@@ -83,7 +83,8 @@ def all_scores(report: Report) -> Fitting:
 def _all_scores(report: Report, gap: str | None, directed: bool) -> Table:
     """Render the table of `all_scores`, with `gap` before each interval; None: without intervals."""
     old, new, changed = (
-        {} if gap is None else found for found in (report.intervals_before, report.intervals_after, report.changes)
+        {} if gap is None else intervals
+        for intervals in (report.intervals_before, report.intervals_after, report.changes)
     )
     table, gap = _table(report, bool(old), direction=directed), gap or ""
 
