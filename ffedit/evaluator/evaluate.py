@@ -43,7 +43,8 @@ class Evaluation:
 
     Args:
         editable: the unedited model.
-        facts: all facts of the edit; a prompt of one fact that another fact of the edit changes is excluded.
+        facts: all facts that are edited together, or with `edit` some of its facts; a prompt of one that another fact
+            of the edit changes is excluded.
         progress: progress callback.
         full: also measure what takes longest: sampled text (entropy, consistency), neighbors after the edit's
             sentence.
@@ -70,7 +71,7 @@ class Evaluation:
             raise FactError("no facts to evaluate; give at least one")
         self.editable, self._progress = editable, progress
         indices = range(len(facts)) if only is None else only
-        prompts = questions(editable, [facts[i] for i in indices], facts, full)
+        prompts = questions(editable, [facts[i] for i in indices], with_edit(facts, edit), full)
         self._questions = dict(zip(indices, prompts, strict=True))
         self._weights = reference_weights(facts) if weights is None else weights
         neighbors = [prompt_of(pair.true) for q in prompts for pair in q.neighbors]
@@ -212,13 +213,9 @@ def evaluate(
             "text": rows,
         },
     )
-    indices, together = process_group.share(range(len(facts))), with_edit(facts, edit)
+    indices = process_group.share(range(len(facts)))
     evaluation = process_group.in_all(
-        lambda: (
-            Evaluation(editable, together, progress, full, indices, reference_weights(facts), edit)
-            if indices or not facts
-            else None
-        )
+        lambda: Evaluation(editable, facts, progress, full, indices, edit=edit) if indices or not facts else None
     )
     before = _of_all(evaluation.before if evaluation else (), process_group)
     means = mean_scores((fact.scores for fact in before), perplexity=generic.perplexity if generic else None)

@@ -369,7 +369,7 @@ def measure(q: Questions, now: Responses, before: Responses) -> dict[str, float 
         try:
             value = metric(q, now, before)
             values[metric.name] = None if value is None else float(value)
-            if value is not None and not math.isfinite(value):
+            if metric.package != "ffedit" and not math.isfinite(values[metric.name] or 0.0):
                 raise ValueError(f"{value} is not finite")
         except Exception as error:  # another package may raise anything; it is reported in one line
             if metric.package == "ffedit":
