@@ -30,6 +30,7 @@ from ffedit.editor.write import write
 from ffedit.errors import EditError, FactError
 from ffedit.evaluator.evaluate import Evaluation
 from ffedit.evaluator.formulas import exact_match
+from ffedit.evaluator.metrics import SCORE_PARTS
 from ffedit.evaluator.prompts import questions
 from ffedit.evaluator.scores import Scores, mean_scores
 from ffedit.facts.fact import Fact, FactLike, as_facts, by_subject
@@ -44,7 +45,6 @@ from ffedit.progress import Progress, silent
 
 logger = logging.getLogger(__name__)
 
-RATES = ("efficacy", "paraphrase", "specificity")
 FACTS = Path(__file__).with_name("calibration.json")
 # Least number of facts to compare layers on, and number of built-in facts that are written at each.
 LEAST, WRITTEN = 3, 6
@@ -76,7 +76,7 @@ class LayerScore:
     @classmethod
     def of(cls, layer: int, scores: Scores) -> LayerScore:
         """Build the row of a layer from the scores of the edits at it."""
-        rates = {name: getattr(scores, name) for name in RATES}
+        rates = {name: getattr(scores, name) for name in SCORE_PARTS}
         if scores.efficacy is None:
             return cls(layer, **rates, score=None)
         measured = {name: rate for name, rate in rates.items() if rate is not None}
@@ -214,7 +214,7 @@ def choose_layer(
         in_reach(editable, written, check_method(method), range(layer, layer + 1), config.key.fact_token)
     rows = edit_at(editable, written, tried, method, config, stats, progress=progress)
     counts = Counter(name for q in questions(editable, written, written) for name, *_ in q.by_score)
-    prompts = {"efficacy": len(written), **{name: counts[name] for name in RATES[1:]}}
+    prompts = {"efficacy": len(written), **{name: counts[name] for name in SCORE_PARTS[1:]}}
     seconds = round(time.perf_counter() - started, 1)
     choice = LayerChoice(best(rows, auto.layer), method, len(asked), len(known), rows, auto, prompts, seconds)
     logger.info("layer %s by %s, chosen in %.1f s", choice.layer, method, choice.seconds)

@@ -8,13 +8,14 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from ffedit.display.terminal.tables import left, plain_table, right
+from ffedit.evaluator.metrics import SCORE_PARTS
 from ffedit.facts.text import counted, number
-from ffedit.layer_choice.calibrate import RATES, TIE, LayerChoice, LayerScore, tied
+from ffedit.layer_choice.calibrate import TIE, LayerChoice, LayerScore, tied
 
 
 def trial_edits(choice: LayerChoice) -> RenderableType:
     """Render the layers that were tried by edits, one row each, and say in words which one is chosen."""
-    fields, choices = ["layer", *RATES, "score"], {"auto": choice.auto.layer, "edits": choice.layer}
+    fields, choices = ["layer", *SCORE_PARTS, "score"], {"auto": choice.auto.layer, "edits": choice.layer}
     table = plain_table(*right(*fields), *left("choice of"))
     for row in choice.rows:
         marks = [name for name, layer in choices.items() if layer == row.layer]
@@ -39,6 +40,6 @@ def _chosen(choice: LayerChoice) -> Text:
 
 
 def _unmeasured(rows: Sequence[LayerScore]) -> Iterator[Text]:
-    if missing := [name for name in RATES if all(getattr(row, name) is None for row in rows)]:
+    if missing := [name for name in SCORE_PARTS if all(getattr(row, name) is None for row in rows)]:
         score = "there is no score" if "efficacy" in missing else "the score is that of the others"
         yield Text(f"Not measured, since no fact has prompts for it: {' and '.join(missing)}; {score}.")
