@@ -61,8 +61,6 @@ class Corruption:
     def parse(cls, text: str) -> Corruption:
         """Parse NAME[:SCALE[:SIGMA]], such as "gaussian", "uniform:2" or "gaussian:3:subjects"."""
         name, scale, sigma = (*text.split(":", 2), "", "")[:3]
-        if name == "replacement" and scale:
-            raise FactError(f"corruption {text!r}: a replacement has no noise to scale; give replacement alone")
         try:
             return cls(name, float(scale) if scale else 3.0, sigma or "vocabulary")  # type: ignore[arg-type]
         except ValueError as error:

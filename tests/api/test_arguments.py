@@ -89,9 +89,6 @@ WRONG: dict[tuple[type[Exception], str], list[Call]] = {
     (EditError, "found 3 (int) where the path of a text file was expected"): [
         lambda m, e: ffedit.evaluate(m, FACT, text=3),
     ],
-    (FactError, "a replacement has no noise to scale"): [
-        lambda m, e: ffedit.locate(m, FACT, corruption="replacement:9"),
-    ],
     (FactError, "found 'Eiffel' (str) where one fact was expected"): [lambda m, e: ffedit.locate(m, "Eiffel")],
     (FactError, "where one fact was expected; locate_all takes several"): [lambda m, e: ffedit.locate(m, [FACT])],
     (FactError, "where a Fact or a dict of its fields was expected"): [
