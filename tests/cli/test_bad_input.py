@@ -236,6 +236,12 @@ def test_two_results_of_one_name_and_a_file_for_a_folder_are_refused_by_every_co
         assert told in refuses("apply", "fact.json", "-m", model, "--out", name, "--force")
 
 
+def test_settings_of_a_method_that_does_not_run_are_refused(refuses: Refuses) -> None:
+    for words in (["apply", "fact.json", "--method"], ["bench", "fact.json", "--out", "b", "--methods"]):
+        told = refuses(*words, "rome", "--set", "memit.ridge=0.1", loads=False)
+        assert "--set memit.ridge=0.1 is a setting of memit, which is not among the methods" in told
+
+
 def test_a_text_beside_the_statistics_is_refused(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for words in (["apply", "fact.json"], ["bench", "fact.json", "--out", "b"]):
         ran = shell(capsys, *words, "--stats", "s", "--corpus", "text.txt")

@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import ffedit
 from ffedit.algebra.key_moments import KeyMoments
 from ffedit.cli.options import Solving
 from ffedit.editor.config import EditConfig
-from ffedit.editor.methods import check_method, preset, set_numbers
+from ffedit.editor.methods import METHODS, check_method, preset, set_numbers
 from ffedit.editor.statistics import text_for
+from ffedit.errors import EditError
 from ffedit.facts.reading import read_protected
 from ffedit.inference.corpus import Corpus
 from ffedit.model.editable import Editable
 from ffedit.model.memory import Address
+
+
+def configs_of(solving: Solving, methods: Sequence[str]) -> dict[str, EditConfig]:
+    """Return the settings of each method. Raises EditError for settings of another method, and as `config_of` does."""
+    configs = {method: config_of(solving, method) for method in methods}
+    for setting in solving.settings:
+        if (record := setting.partition(".")[0]) in METHODS and record not in methods:
+            raise EditError(f"--set {setting} is a setting of {record}, which is not among the methods; leave it out")
+    return configs
 
 
 def config_of(solving: Solving, method: str) -> EditConfig:
