@@ -39,7 +39,7 @@ MEANING = 23
 
 def before_after(report: Report) -> Fitting:
     """Render the measured headline scores and all damaged scores; a narrow terminal shows fewer columns."""
-    beside = ("prompts", "direction", "meaning")
+    beside = ("prompts", "direction", "meaning") if report.after is not None else ("prompts", "meaning")
     return Fitting([_headline(report, beside[:count]) for count in range(len(beside), -1, -1)])
 
 
@@ -56,7 +56,7 @@ def _headline(report: Report, beside: Collection[str]) -> Table:
             cells = [_shown(name, getattr(scores, name), {}) for scores in sides]
             if report.after is not None:
                 cells.append(_change(report, name, report.changes if with_intervals else {}))
-            direction = [METRICS[name].direction if report.after else ""] if "direction" in beside else []
+            direction = [METRICS[name].direction] if "direction" in beside else []
             about = {"prompts": str(counts[name] or ""), "meaning": METRICS[name].meaning}
             table.add_row(name, *direction, *cells, *(about[name] for name in shown))
     lines = ["change: mean over facts and its 95 % interval over subjects"] if with_intervals else []
@@ -77,7 +77,8 @@ def all_scores(report: Report) -> Fitting:
     A narrow terminal has the intervals below the scores, also instead of the direction, or none.
     """
     forms = ((" ", True), ("\n", True), ("\n", False)) if report.intervals_before else ()
-    return Fitting([_all_scores(report, *form) for form in (*forms, (None, True))])
+    after = report.after is not None  # only then is there a change, which has a direction
+    return Fitting([_all_scores(report, gap, directed and after) for gap, directed in (*forms, (None, True))])
 
 
 def _all_scores(report: Report, gap: str | None, directed: bool) -> Table:
@@ -96,7 +97,7 @@ def _all_scores(report: Report, gap: str | None, directed: bool) -> Table:
             cells = [_shown(name, getattr(report.before, name), old, gap)]
             if report.after is not None:
                 cells += [_shown(name, getattr(report.after, name), new, gap), _change(report, name, changed, gap)]
-            add(name, metric.direction if report.after else "", *cells)
+            add(name, metric.direction, *cells)
     before, after_by_kind = report.kinds
     for probe, kinds in groupby(sorted(before), key=lambda kind: kind.partition("/")[0]):
         add(f"{probe}/", "")
