@@ -112,8 +112,8 @@ def bench(
         machines += [machine] if machine not in machines else []
         configs = {name: config_from_dict(values) for name, values in there.get("config", {}).items()} | configs
         if layers is None:
-            only = (*configs,) if len(configs) == 1 else ()  # several methods are compared at MEMIT's layer
-            layers = there.get("layers") or spread_below(auto_layer(editable, *only).layer, spread)
+            method = next(iter(configs)) if len(configs) == 1 else "memit"  # several are compared at MEMIT's layer
+            layers = there.get("layers") or spread_below(auto_layer(editable, method).layer, spread)
         moments = settings.moments_of(editable, facts, plan, configs, sorted(layers), stats, group, progress)
         run |= {"config": settings.numbers_of(configs), "layers": sorted(layers), **settings.statistics_of(moments)}
         generic = GenericText(editable, generic_text, progress=progress)

@@ -20,7 +20,7 @@ from ffedit.evaluator.drift import GenericText, ReferenceDistributions
 from ffedit.evaluator.formulas import term_weights
 from ffedit.evaluator.generations import Generations, finish_together, prompt_of, requests, sampled
 from ffedit.evaluator.metrics import METRICS, Responses, by_kind, measure, moved, says_answer, says_new, says_true
-from ffedit.evaluator.prompts import Pair, Prompt, questions, with_edit
+from ffedit.evaluator.prompts import Pair, Prompt, edited_together, questions
 from ffedit.evaluator.report import Report
 from ffedit.evaluator.responses import ask
 from ffedit.evaluator.scores import Continuation, FactScores, Scores, left_out, mean_scores
@@ -71,7 +71,7 @@ class Evaluation:
             raise FactError("no facts to evaluate; give at least one")
         self.editable, self._progress = editable, progress
         indices = range(len(facts)) if only is None else only
-        prompts = questions(editable, [facts[i] for i in indices], with_edit(facts, edit), full)
+        prompts = questions(editable, [facts[i] for i in indices], edited_together(facts, edit), full)
         self._questions = dict(zip(indices, prompts, strict=True))
         self._weights = reference_weights(facts) if weights is None else weights
         neighbors = [prompt_of(pair.true) for q in prompts for pair in q.neighbors]

@@ -33,7 +33,7 @@ from ffedit.editor.key import read_at, read_behind
 from ffedit.errors import EditError, FactError
 from ffedit.evaluator.generations import SAID_TOKENS, Generations, new_object, prompt_of, true_object
 from ffedit.evaluator.metrics import says_new, says_true
-from ffedit.evaluator.prompts import Pair, Questions, questions, with_edit
+from ffedit.evaluator.prompts import Pair, Questions, edited_together, questions
 from ffedit.facts.fact import Fact, FactLike, as_facts
 from ffedit.facts.fact_token import FactToken
 from ffedit.facts.text import counted, occurrences, quoted
@@ -126,7 +126,7 @@ def explain(
         parts = take_apart(editable, edit)
     except EditError as error:
         return Explanation((), {}, str(error))
-    prompts = questions(editable, facts, with_edit(facts, edit))
+    prompts = questions(editable, facts, edited_together(facts, edit))
     before = _generate(editable, (case for q in prompts for case in _cases(q) if case.score in KEPT), progress)
     cases = [[case for case in _cases(q) if case.score in NEW or case.right(before)] for q in prompts]
     with edit.applied(editable):

@@ -48,7 +48,7 @@ SAMPLED_TOKENS, SAMPLED_TOP = 100, 5
 SAMPLE_SEED = 0
 # Passes, at most, from which prompts to continue are collected for one batch.
 PASSES = 8
-# The end of a text that its next token decides: bytes of a character, or what follows a number or is within it.
+# An end that the next token may change: a character that lacks bytes, a mark behind a digit (10, may become 10,000).
 UNDECIDED = re.compile(r"(\ufffd+|(?<=\d)[.,])$")
 
 
@@ -244,7 +244,6 @@ class Generations:
         said = self.ids(request.text)
         if len(said) >= max(request.count, request.least) or not self._stops.isdisjoint(said):
             return True
-        # The last character may still lack bytes, which later tokens supply.
         begun = UNDECIDED.sub("", words(self._editable, said))
         names = map(self.answer, (request.text, *request.others))
         return not request.least and not any(name.startswith(begun) for name in names)

@@ -115,7 +115,7 @@ class Questions:
         return (*(text for pair in pairs for text in (pair.new, pair.true)), *(prompt.text for prompt in prompts))
 
 
-def with_edit(facts: Sequence[Fact], edit: Edit | None) -> list[Fact]:
+def edited_together(facts: Sequence[Fact], edit: Edit | None) -> list[Fact]:
     """Return `facts`, then the other facts of `edit`: what these change on purpose is no damage."""
     measured = {fact.statements for fact in facts}
     return [*facts, *(fact for fact in (edit.facts if edit else ()) if fact.statements not in measured)]

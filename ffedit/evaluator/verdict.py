@@ -164,9 +164,8 @@ def breaks(name: str, before: float, after: float, count: int) -> bool:
 def damage(before: Scores, after: Scores, count: int, ends: Mapping[str, str]) -> dict[str, str]:
     """Describe, by score, each that fell, text that breaks, and the drift, where they exceed their thresholds.
 
-    An edit of what the model says in most wordings may cost it some of them, so `paraphrase` may fall, too.
-
-    `count` is the number of texts behind the scores of `BREAKING`; `ends` has the intervals of scores, in words.
+    `paraphrase` is among them: an edit of what the model says already may cost it other wordings. `count` is the number
+    of texts behind the scores of `BREAKING`; `ends` has the intervals of scores, in words.
     """
     values = {name: (getattr(before, name), getattr(after, name)) for name in (*kept(), "paraphrase", *BREAKING)}
     # Text that ended at once before the edit was not broken.

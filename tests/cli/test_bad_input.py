@@ -16,58 +16,16 @@ import torch
 import transformers as hf
 import zoo
 from making import made
+from refusing import OUTPUTS, Refuses, apply, here, refuses
 from safetensors.torch import load_file, save_file
-from shell import ASKED, FACT, Ran, disk, forked, save_model, shell, trained_folder
+from shell import ASKED, FACT, disk, forked, save_model, shell, trained_folder
 from tokenizers import normalizers
 
 import ffedit
-from ffedit import api
-from ffedit.editor.edit_files import EDITS
 from ffedit.exporter import exporting
 from ffedit.files import cache
-from ffedit.model.editable import Editable
 
-OUTPUTS = ["--out", "e", "--export", "x", "--json", "r.json", "--plot", "p.png"]
-Refuses = Callable[..., str]
-
-
-@pytest.fixture
-def here(empty: Path) -> Path:
-    (empty / "fact.json").write_text(json.dumps(FACT))
-    return empty
-
-
-@pytest.fixture
-def refuses(here: Path, model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Refuses:
-    """Run a command that must fail; what it says after "error: ". Nothing on disk or in a loaded model changes."""
-    loaded: list[tuple[Editable, dict[str, torch.Tensor]]] = []
-
-    def load(*words: Any, **more: Any) -> Editable:
-        editable = api.load(*words, **more)
-        loaded.append((editable, zoo.snapshot(editable)))
-        return editable
-
-    def run(*words: str | Path, code: int = 1, loads: bool | None = None) -> str:
-        before, base = disk(here), disk(model)
-        done: Ran = shell(capsys, *words)
-        assert done.code == code, done
-        assert disk(here) == before and disk(model) == base
-        assert all(zoo.unchanged(editable, weights) for editable, weights in loaded)
-        assert loads in (None, bool(loaded)), "found before the model was loaded" if loaded else "found too early"
-        said = done.err if code == 1 else done.err.removeprefix("\n")  # Ctrl-C stands on the line itself
-        assert said.startswith("error: " if code == 1 else "interrupted: ") and said.count("\n") == 1
-        return done.err.removeprefix("error: ")
-
-    monkeypatch.setattr(ffedit, "load", load)
-    return run
-
-
-@pytest.fixture
-def apply(refuses: Refuses, model: Path) -> Refuses:
-    """`apply` with every output asked for."""
-    corpus = model.parent / "corpus.txt"
-    return lambda *words, **more: refuses("apply", *OUTPUTS, "-m", model, "--corpus", corpus, *words, **more)
-
+__all__ = ["apply", "here", "refuses"]
 
 # Facts --------------------------------------------------------------------------------------------
 
@@ -175,71 +133,12 @@ def test_tokens_that_the_subject_lacks_are_found_before_the_work(
     assert told in apply("fact.json", "--layer", "0", "--fact-token", token, loads=loads)
 
 
-@pytest.mark.parametrize("option", ["--out", "--export", "--json", "--html", "--plot", "--corpus"])
-@pytest.mark.parametrize("place", ["fact.json/p.png", "/proc/p.png"])
-def test_places_that_cannot_be_written_are_found_before_the_model(apply: Refuses, option: str, place: str) -> None:
-    assert place in apply("fact.json", option, place, loads=False) or option == "--corpus"
-
-
-@pytest.mark.parametrize("option", ["--json", "--html", "--log", "--save-recipe"])
-def test_a_file_that_is_read_is_not_replaced(here: Path, option: str, capsys: pytest.CaptureFixture[str]) -> None:
-    before = disk(here)
-    for name in ("fact.json", "./fact.json", str(here / "fact.json")):
-        ran = shell(capsys, "apply", "fact.json", option, name)
-        assert ran.code == 2 and "fact.json is read, and would be replaced" in ran.err and disk(here) == before
-    (here / "m").mkdir()
-    for name in ("m.gguf", "m/config.json"):
-        (here / name).write_text("a model")
-    before = disk(here)
-    for words in (["--model", "m.gguf", option, "m.gguf"], ["--model", "m", option, "m/config.json"]):
-        ran = shell(capsys, "apply", "fact.json", *words)
-        assert ran.code == 2 and f"{words[-1]} is read, and would be replaced" in ran.err and disk(here) == before
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ("apply", "fact.json", "--model", "m", "--out", "m"),
-        ("apply", "fact.json", "--model", "m", "--export", "n/../m"),
-        ("apply", "fact.json", "--model", "m/inside", "--out", "m"),
-        ("apply", "fact.json", "--model", "m.gguf", "--export", "m.gguf"),
-        ("apply", "fact.json", "--stats", "m", "--out", "m"),
-        ("stats", "--layers", "0", "--model", "m", "--out", "m"),
-        ("export", "e", "--out", "e"),
-        ("undo", "m", "--out", "m"),
-    ],
-)
-def test_a_folder_that_is_read_is_not_replaced(
-    here: Path, words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
-) -> None:
-    for name in ("m/inside/model.safetensors", "m/layer-0.safetensors", "e/manifest.json", "e/edit.safetensors"):
-        (here / name).parent.mkdir(parents=True, exist_ok=True)
-        (here / name).write_text("what is read")
-    (here / "m.gguf").write_text("a model")
-    before = disk(here)
-    ran = shell(capsys, *words, "--force")
-    assert ran.code == 2 and f"{words[-1]} is read, or holds what is read, and would be replaced" in ran.err
-    assert disk(here) == before
-
-
-def test_two_results_of_one_name_and_a_file_for_a_folder_are_refused_by_every_command(
-    refuses: Refuses, here: Path, model: Path
-) -> None:
-    same = ["--json", "same", "--html", "./same"]
-    assert "the name of two results" in refuses("inspect", "memory", "0.1", "-m", model, *same, loads=False)
-    made(ffedit.load(model), {1: 2}).save(here / "e")
-    (here / "f.gguf").write_text("a model")
-    for words in (["undo", model], ["export", "e", "--format", "checkpoint"], ["stats", "-m", model]):
-        assert "f.gguf: is a file" in refuses(*words, "--out", "f.gguf", "--force")
-        assert "new.gguf: is the name of a GGUF file" in refuses(*words, "--out", "new.gguf")
-    for name, told in (("f.gguf", "f.gguf: is a file"), ("new.gguf", "new.gguf: is the name of a GGUF file")):
-        assert told in refuses("apply", "fact.json", "-m", model, "--out", name, "--force")
-
-
 def test_settings_of_a_method_that_does_not_run_are_refused(refuses: Refuses) -> None:
     for words in (["apply", "fact.json", "--method"], ["bench", "fact.json", "--out", "b", "--methods"]):
         told = refuses(*words, "rome", "--set", "memit.ridge=0.1", loads=False)
-        assert "--set memit.ridge=0.1 is a setting of memit, which is not among the methods" in told
+        assert "--set memit.ridge=0.1 is a setting of memit, which does not run" in told
+    told = refuses("locate", "fact.json", "--leak", "--set", "alphaedit.ridge=0.1", loads=False)
+    assert "--set alphaedit.ridge=0.1 is a setting of alphaedit" in told
 
 
 def test_a_text_beside_the_statistics_is_refused(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -265,47 +164,6 @@ def test_wrong_paths_are_found_before_the_work(
     monkeypatch.setattr("sys.stdin", None)
     monkeypatch.setattr(f"ffedit.cli.work.{words[0].replace('-', '_')}", lambda *_, **__: pytest.fail("it was begun"))
     assert told in refuses(*words, loads=False)
-
-
-@pytest.mark.parametrize("option", ["--html", "--log", "--save-recipe"])
-def test_only_json_is_written_to_standard_output(here: Path, option: str, capsys: pytest.CaptureFixture[str]) -> None:
-    before = disk(here)
-    ran = shell(capsys, "apply", "fact.json", option, "-")
-    assert ran.code == 2 and "standard output takes --json only" in ran.err and disk(here) == before
-
-
-def test_links_that_lead_nowhere_are_no_targets(apply: Refuses, here: Path) -> None:
-    (here / "circle").symlink_to("circle")
-    (here / "nowhere").symlink_to("not-there")
-    for option in ("--json", "--html", "--save-recipe", "--out", "--export"):
-        assert "circle: is a link that leads in a circle" in apply("fact.json", option, "circle", loads=False)
-    for option in ("--out", "--export"):
-        for force in ([], ["--force"]):
-            line = apply("fact.json", option, "nowhere", *force, loads=False)
-            assert "nowhere: is a link that leads nowhere" in line
-    assert (here / "circle").is_symlink() and (here / "nowhere").is_symlink()
-
-
-def test_folders_that_exist_are_kept(apply: Refuses, refuses: Refuses, here: Path) -> None:
-    for name in ("e", "x"):
-        (here / name).mkdir()
-        (here / name / "mine.txt").write_text("keep me")
-        assert f"{name}: exists already" in apply("fact.json", loads=False)
-        (here / name / "mine.txt").unlink()
-    for same in (["--out", "x"], ["--json", "same", "--html", "same"], ["--out", "new", "--json", "new"]):
-        assert "the name of two results" in apply("fact.json", *same, loads=False)
-    for out, export in (("x/e", "x"), ("e", "e/x")):
-        line = apply("fact.json", "--out", out, "--export", export, loads=False)
-        assert ": lies in " in line and "which is made anew" in line
-    for file in (("--json", "x/r.json"), ("--plot", "e/p.png")):
-        for force in ([], ["--force"]):
-            (here / "x").mkdir(exist_ok=True)
-            (here / "e").mkdir(exist_ok=True)
-            line = apply("fact.json", "--out", "e", "--export", "x", *file, *force, loads=False)
-            assert f"{file[1]}: lies in {file[1][0]}" in line
-    assert "holds no edit" in refuses("ask", "the tower", "--edit", "e", loads=False)
-    (here / "e" / EDITS).mkdir()
-    assert "give it as --model" in refuses("ask", "the tower", "--edit", "e", loads=False)
 
 
 # Models -------------------------------------------------------------------------------------------

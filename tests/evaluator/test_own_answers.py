@@ -146,6 +146,6 @@ def test_a_number_is_said_whole(behind: str, said: int) -> None:
     """Whether the model says 10 or 10,000 is decided by the second token behind the 10."""
     tokenizer = zoo.bytes_bpe()
     editable = learned("gpt2", tokenizer, [tokenizer(f"the city of old tower is 10{behind}")["input_ids"]])
-    fact = replace(FACT, neighbors=({"prompt": "the city of old tower is", "target": "10"},))
-    (found,) = Evaluation(editable, [Fact.from_dict({**fact.to_dict(), "same_subject": [], "paraphrases": []})]).before
+    neighbor = {"prompt": "the city of old tower is", "target": "10"}
+    (found,) = Evaluation(editable, [Fact("Eiffel tower", "the {} is located in", "Rome", neighbors=[neighbor])]).before
     assert found.scores.neighbor_generation == said

@@ -16,6 +16,7 @@ WHOLE_LINE = Path(__file__).parents[1] / "helpers" / "whole_line.py"
 
 
 def test_the_whole_line_runs_without_float64_and_finds_the_same(tmp_path: Path) -> None:
+    # A process of its own: autograd counts the devices once, in its first backward pass.
     ran = process(WHOLE_LINE, "gpt2", tmp_path)
     assert ran.code == 0, ran.err
     apart = json.loads(ran.out.splitlines()[-1])

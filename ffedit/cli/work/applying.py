@@ -18,7 +18,7 @@ from ffedit.cli.options import ModelOptions, Solving, parse_layers
 from ffedit.cli.surface import Surface
 from ffedit.cli.work import result
 from ffedit.cli.work.model import load_model
-from ffedit.cli.work.solving import configs_of, stats_of
+from ffedit.cli.work.solving import config_of, stats_of
 from ffedit.display.figures.plots import heat_maps
 from ffedit.display.figures.saving import figure_ready
 from ffedit.display.html.result import result_page
@@ -80,7 +80,7 @@ class Application:
     left_out: Sequence[LeftOutRecords] = ()
 
     def __post_init__(self) -> None:
-        facts, config = self.facts, configs_of(self.solving, [self.method])[self.method]
+        facts, config = self.facts, config_of(self.solving, self.method)
         self.config = replace(config, key=replace(config.key, fact_token=self.fact_token))
         for fact in facts:
             check_word(self.fact_token, fact.subject)

@@ -17,7 +17,7 @@ from ffedit.cli.options import ModelOptions, Solving, parse_layers
 from ffedit.cli.surface import Surface
 from ffedit.cli.work.model import load_model
 from ffedit.cli.work.result import command_line
-from ffedit.cli.work.solving import configs_of, stats_of
+from ffedit.cli.work.solving import config_of, stats_of
 from ffedit.display.html.bench import bench_page
 from ffedit.display.terminal.scores import headline_table
 from ffedit.errors import EditError
@@ -43,7 +43,7 @@ def bench(
     **kwargs: Any,
 ) -> None:
     """Write facts into a model by several methods, and measure each before and after."""
-    configs = configs_of(solving, methods)
+    configs = {name: config_of(solving, name, methods) for name in methods}
     workers, parsed = process_group(), Mode.parse(mode)
     field, _, value = (where or "").partition("=")
     sifted = reading.sift(

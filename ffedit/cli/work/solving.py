@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
 import ffedit
@@ -18,19 +18,16 @@ from ffedit.model.editable import Editable
 from ffedit.model.memory import Address
 
 
-def configs_of(solving: Solving, methods: Sequence[str]) -> dict[str, EditConfig]:
-    """Return the settings of each method. Raises EditError for settings of another method, and as `config_of` does."""
-    configs = {method: config_of(solving, method) for method in methods}
-    for setting in solving.settings:
-        if (record := setting.partition(".")[0]) in METHODS and record not in methods:
-            raise EditError(f"--set {setting} is a setting of {record}, which is not among the methods; leave it out")
-    return configs
+def config_of(solving: Solving, method: str, beside: Collection[str] = ()) -> EditConfig:
+    """Return the settings of a method, which runs `beside` others.
 
-
-def config_of(solving: Solving, method: str) -> EditConfig:
-    """Return the settings of a method. Raises EditError for an unknown method or one that cannot protect."""
+    Raises EditError for an unknown method, one that cannot protect, and a setting of a method that does not run.
+    """
     entries = () if solving.protect is None else read_protected(solving.protect)
     config = replace(set_numbers(preset(solving.preset_name, method), solving.settings), seed=solving.seed)
+    for setting in solving.settings:
+        if (owner := setting.partition(".")[0]) in METHODS and owner not in (method, *beside):
+            raise EditError(f"--set {setting} is a setting of {owner}, which does not run; leave it out")
     config = replace(config, key=replace(config.key, protect=(*config.key.protect, *entries)))
     return check_method(method).complete(config)
 

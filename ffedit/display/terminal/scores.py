@@ -77,8 +77,7 @@ def all_scores(report: Report) -> Fitting:
     A narrow terminal has the intervals below the scores, also instead of the direction, or none.
     """
     forms = ((" ", True), ("\n", True), ("\n", False)) if report.intervals_before else ()
-    after = report.after is not None  # only then is there a change, which has a direction
-    return Fitting([_all_scores(report, gap, directed and after) for gap, directed in (*forms, (None, True))])
+    return Fitting([_all_scores(report, *form) for form in (*forms, (None, True))])
 
 
 def _all_scores(report: Report, gap: str | None, directed: bool) -> Table:
@@ -87,7 +86,8 @@ def _all_scores(report: Report, gap: str | None, directed: bool) -> Table:
         {} if gap is None else intervals
         for intervals in (report.intervals_before, report.intervals_after, report.changes)
     )
-    table, gap = _table(report, bool(old), direction=directed), gap or ""
+    directed, gap = directed and report.after is not None, gap or ""  # a direction is that of a change
+    table = _table(report, bool(old), direction=directed)
 
     def add(name: str, direction: str, *cells: Text) -> None:
         table.add_row(Text(name), *([direction] if directed else []), *cells)
